@@ -35,11 +35,11 @@ SELECT f.mark_id, f.until_id, f.seal, f.found, f.verified_by, f.verified_at,
 -- is_standby: whether this server cannot store anything
 SELECT pg_is_in_recovery()
 
--- set_mark: move the mark, if the verified rows begin at the mark or before it; else no row
+-- set_mark: move the mark, if the verified rows begin at the mark or before it, and end with the seal $5; else no row
 INSERT INTO public.chain_verified (chain_id, after_id, until_id, seal, verified_by)
 SELECT b.chain_id, $2, b.last_id, b.seal, $4
   FROM public.chain_batch b
- WHERE b.chain_id = $1 AND b.last_id = $3 AND $3 > $2
+ WHERE b.chain_id = $1 AND b.last_id = $3 AND $3 > $2 AND b.seal = $5
    AND $2 <= greatest(
        (SELECT max(until_id) FROM public.chain_verified WHERE chain_id = $1),
        (SELECT max(last_id) FROM public.chain_batch WHERE chain_id = $1 AND prev_last_id IS NULL))

@@ -124,16 +124,18 @@ async def set_mark(
     *,
     after_id: int,
     until_id: int,
+    seal: bytes,
     verified_by: str,
     connect_seconds: float = CONNECT_SECONDS,
 ) -> bool:
-    """Move the mark to `until_id` after a verification that began after `after_id`.
+    """Move the mark to `until_id` after a verification that began after `after_id`, and found the
+    `seal` of the batch that ends at `until_id`.
 
     It is stored through `database`, or through `primary` if `database` is a standby. Returns
-    whether the mark moved: it does not if rows between the mark and `after_id` were left out, or if
-    there was nothing new.
+    whether the mark moved: it does not if rows between the mark and `after_id` were left out, if
+    there was nothing new, or if the batch has another seal by now.
     """
-    values = (chain_id, after_id, until_id, verified_by)
+    values = (chain_id, after_id, until_id, verified_by, seal)
     async with connection_to(database, AUDITOR, connect_seconds) as connection:
         if not await connection.fetchval(_SQL["is_standby"]):
             return await connection.fetchval(_SQL["set_mark"], *values) is not None

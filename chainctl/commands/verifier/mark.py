@@ -71,8 +71,12 @@ def move_mark(settings: Settings, report: Report, actor: str) -> str:
         report.chain_id,
         after_id=report.start,
         until_id=report.head,
+        seal=bytes.fromhex(report.head_seal or ""),
         verified_by=actor,
         connect_seconds=settings.connect_seconds,
     )
-    moved = f"is at {report.head}, by {actor}" if has_moved else "stays: there is nothing new"
+    moved = f"is at {report.head}, by {actor}"
+    if not has_moved:
+        is_new = report.head > report.start
+        moved = f"stays: {'the batch was changed meanwhile' if is_new else 'there is nothing new'}"
     return f"the verified mark of chain {report.chain_id} {moved}"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import asyncpg
 from chain_kernel.clock import ns_of
 from chain_kernel.seal import genesis_seal
 from chain_kernel.testing.memory_chain import sealed
+from chain_verifier.verified_mark import set_mark
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
 from tests.integration.chain_verifier.published_frames import begin_term
 from tests.stored_pages import execute, store_rows
@@ -66,6 +68,23 @@ async def store(
             epoch = 1 if number < len(batches) // 2 else 2
             committed_at = _FIRST_COMMIT + timedelta(seconds=number)
             seal = await _commit(connection, batch, seal, epoch, committed_at)
+    finally:
+        await connection.close()
+
+
+def mark_up_to(dsn: str, after_id: int, until_id: int, verified_by: str = "eve") -> bool:
+    """Move the verified mark to the end of a batch, as a verification of its seal does."""
+    seal = asyncio.run(_seal_at(dsn, until_id))
+    return set_mark(
+        dsn, dsn, CHAIN_ID, after_id=after_id, until_id=until_id, seal=seal, verified_by=verified_by
+    )
+
+
+async def _seal_at(dsn: str, last_id: int) -> bytes:
+    connection = await asyncpg.connect(dsn)
+    try:
+        query = "SELECT seal FROM chain_batch WHERE chain_id = $1 AND last_id = $2"
+        return await connection.fetchval(query, CHAIN_ID, last_id) or b""
     finally:
         await connection.close()
 

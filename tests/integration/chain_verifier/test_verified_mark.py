@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
@@ -16,7 +16,7 @@ from chain_kernel.errors import ChainMissing, ConnectError
 from chain_kernel.sql import AUDITOR, GAP_READER
 from chain_verifier.verified_mark import read_extent, set_mark
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
-from tests.integration.chain_verifier.stored_rows import batches_of, store
+from tests.integration.chain_verifier.stored_rows import batches_of, mark_up_to, store
 from tests.stored_pages import execute
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def audit(database: str, role_dsn: Callable[[str], str]) -> str:
 
 
 def move(dsn: str, after_id: int, until_id: int) -> bool:
-    return set_mark(
-        dsn, dsn, CHAIN_ID, after_id=after_id, until_id=until_id, verified_by="eve@desk"
-    )
+    return mark_up_to(dsn, after_id, until_id, "eve@desk")
 
 
 def test_mark_of_a_new_chain_is_none_and_then_where_it_was_set(audit: str) -> None:
@@ -55,6 +53,12 @@ def test_mark_of_a_new_chain_is_none_and_then_where_it_was_set(audit: str) -> No
 
 def test_mark_does_not_move_over_rows_that_were_left_out(audit: str) -> None:
     assert not move(audit, MIDDLE, HEAD)
+    assert read_extent(audit, CHAIN_ID).mark is None
+
+
+def test_mark_does_not_move_to_a_batch_that_was_changed_since_it_was_verified(audit: str) -> None:
+    given: dict[str, Any] = {"after_id": 0, "until_id": HEAD, "verified_by": "eve"}
+    assert not set_mark(audit, audit, CHAIN_ID, seal=bytes(32), **given)
     assert read_extent(audit, CHAIN_ID).mark is None
 
 

@@ -27,12 +27,13 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.places import UrlPlace
 from chain_verifier.report import Verdict
 from chain_verifier.stored_chain import StoredChain
-from chain_verifier.verified_mark import read_extent, set_mark
+from chain_verifier.verified_mark import read_extent
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import (
     DROP_RULES,
     PAGE_ROWS,
     batches_of,
+    mark_up_to,
     store,
 )
 from tests.stored_pages import execute
@@ -87,7 +88,7 @@ def chain(database: str, role_dsn: Callable[[str], str], tmp_path: Path) -> Chai
     asyncio.run(store(database, ROWS, partition_ids=SPAN))
     asyncio.run(execute(database, "UPDATE chain_head SET published_id = last_id"))
     audit = role_dsn(AUDITOR)
-    set_mark(audit, audit, CHAIN_ID, after_id=0, until_id=MARK, verified_by="eve")
+    mark_up_to(audit, 0, MARK)
     return Chain(database, audit, tmp_path / "archive")
 
 
@@ -132,7 +133,7 @@ def test_archive_of_large_payloads_can_be_read_back(
     rows = [replace(row, payload=random.randbytes(4_000)) for row in ROWS[:100]]
     asyncio.run(store(database, rows, partition_ids=SPAN))
     audit, head = role_dsn(AUDITOR), head_of(rows)
-    set_mark(audit, audit, CHAIN_ID, after_id=0, until_id=head, verified_by="eve")
+    mark_up_to(audit, 0, head)
     assert write_archive(audit, tmp_path, CHAIN_ID).last_id == head
     report = verify_archive(tmp_path, CHAIN_ID)
     assert (report.fault, report.rows) == (None, len(rows))
@@ -277,7 +278,7 @@ def test_retention_leaves_a_chain_that_verifies_and_an_archive_that_goes_on(chai
     request = VerifyRequest(chain_id=CHAIN_ID, sources=(source,), start=boundary)
     report = verify_locally(request)
     assert (report.verdict, report.head) == (Verdict.COMPLETE, HEAD)
-    set_mark(chain.audit, chain.audit, CHAIN_ID, after_id=boundary, until_id=HEAD, verified_by="e")
+    mark_up_to(chain.audit, boundary, HEAD)
     assert chain.archive().last_id == HEAD
     assert verify_archive(chain.folder, CHAIN_ID).rows == len(ROWS)
 

@@ -20,12 +20,17 @@ from chain_kernel.errors import RowsArchived, RowsMissing
 from chain_verifier.archive.write_archive import write_archive
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
-from chain_verifier.verified_mark import set_mark
 from tests.builders.stored_chain import StoredChain
 from tests.integration.chain_verifier.dataframe.books import BOOKS, BY_COLUMN
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
 from tests.integration.chain_verifier.published_frames import frames_of
-from tests.integration.chain_verifier.stored_rows import BATCH_ROWS, archive, batches_of, store
+from tests.integration.chain_verifier.stored_rows import (
+    BATCH_ROWS,
+    archive,
+    batches_of,
+    mark_up_to,
+    store,
+)
 from tests.stored_pages import execute
 
 if TYPE_CHECKING:
@@ -125,7 +130,7 @@ def test_topic_gives_each_row_once_as_the_database_has_it(
 def test_archive_gives_what_the_database_had(
     read: Read, url: str, database: str, tmp_path: Path
 ) -> None:
-    set_mark(url, url, CHAIN_ID, after_id=0, until_id=id_of(ROWS[-1]), verified_by="eve")
+    mark_up_to(url, 0, id_of(ROWS[-1]))
     write_archive(url, tmp_path, CHAIN_ID, None)
     options = {"source": f"archive:{tmp_path}", "url": "", "partitionRows": 20}
     boundary = id_of(ROWS[19])
