@@ -282,6 +282,9 @@ class SourceMatching:
     def _no_batch_after(self, place: BatchEnd) -> str:
         if self._is_full:
             return f"more than {HELD_ROWS_MAX:,} rows at once: repair once more"
+        if any(_lacks_time(place, offer) for offer in self._held.get(place.id, ())):
+            within = f"within {_SENT_WITHIN.seconds} s of its record"
+            return f"the commit time of the batch after {place.id} is not {within}"
         return f"{self._source} has no batch after {place.id} whose seal fits"
 
     def _leave(self, after_id: int, until_id: int, why: str) -> None:
@@ -309,6 +312,13 @@ class SourceMatching:
         if self._disowned is not None and self._disowned[1] > head.id:
             after_id, until_id, why = self._disowned
             self._leave(max(after_id, head.id), until_id, why)
+
+
+def _lacks_time(before: BatchEnd, offer: Offer) -> bool:
+    """Return whether all of a batch after `before` is known but the time of its commit."""
+    if not offer.is_signed or offer.sent_at is None or offer.epoch is None:
+        return False
+    return offer.seal_before == before.seal and offer.epoch >= before.epoch
 
 
 def _commit_time(before: BatchEnd, entry: SealedBatch, offer: Offer) -> datetime:

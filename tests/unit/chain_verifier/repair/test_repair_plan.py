@@ -193,6 +193,10 @@ CASES = {
         )
         for ms in (-900, 0, 1_500)
     },
+    "a record long after its commit": Case(
+        TAIL, [sent(TRUE[5], timedelta(minutes=5))], [],
+        [(5, 5, "is not within 20 s of its record")], **TO_FIVE,
+    ),
     **{
         f"another {name}": Case(with_entry(3, **{name: value}), TOPIC, [("entry", 3)])
         for name, value in (
