@@ -238,7 +238,9 @@ class ManyTopicsRun:
                     return
             except Exception as error:  # noqa: BLE001 - of this chain alone
                 self._log_failure(config.chain_id, reason_in_chain(config.chain_id, error))
-                is_refused = isinstance(error, RefusedError) and not run.taken()
+                # A server that is away is waited for: the connections that all share were opened.
+                is_away = isinstance(error, ConnectError)
+                is_refused = isinstance(error, RefusedError) and not is_away and not run.taken()
                 if not config.standby or is_refused or isinstance(error, HaltError):
                     self._failure = self._failure or error
                     return
