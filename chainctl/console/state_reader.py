@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import SERVER_ERRORS, statement_refusal
 from chain_kernel.clients.session import Session, SessionConfig
-from chain_kernel.errors import RefusedError
+from chain_kernel.errors import OrderchainError, RefusedError
 from chain_kernel.files import open_regular
 from chain_kernel.sql import AUDITOR
 from chain_verifier.verified_mark import extent_of
@@ -44,6 +45,10 @@ _T = TypeVar("_T")
 
 READ_SECONDS: Final = 20.0
 """Deadline of one look at everything."""
+
+PART_SHARE: Final = 1 / 3
+"""The share of it that one part may take, beside the chains. More than the time after which the
+holder of a lock is named."""
 
 LINGER_SECONDS: Final = 60.0
 """Without a viewer, no connection is kept for longer than this."""
@@ -96,26 +101,35 @@ class _Part(Generic[_T]):
         self, value: _T, read: Callable[[Connection], Awaitable[_T]], seconds: float, role: str
     ) -> None:
         self.value = value
-        self.refusal: RefusedError | None = None
-        """Why this login cannot read it, or that it is not there."""
+        self.refusal: OrderchainError | None = None
+        """Why it is not read: this login may not, it is not there, or it gave no answer."""
         self.role = role
         self._read = read
         self._seconds = seconds
         self.due = 0.0
 
     async def look(
-        self, connection: Connection, refusal_of: Callable[[Exception, str], Exception]
+        self, connection: Connection, config: SessionConfig, within_seconds: float | None = None
     ) -> None:
-        """Read it if it is due. Raises what says that the database is away."""
+        """Read it if it is due. Raises what says that the database is away.
+
+        With `within_seconds`, one that gives no answer stays as it was: it is not the database.
+        """
         began = time.monotonic()
         if began < self.due:
             return
         try:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
+            async with (
+                asyncio.timeout(within_seconds),
+                naming_lock_holders(config, connection),
+                connection.transaction(isolation="repeatable_read", readonly=True),
+            ):
                 self.value = await self._read(connection)
-        except (RefusedError, *SERVER_ERRORS) as error:
-            refusal = refusal_of(error, self.role)
-            if not isinstance(refusal, RefusedError):
+        except (OrderchainError, *SERVER_ERRORS) as error:
+            refusal = statement_refusal(error, config.database, self.role)
+            may_stay = within_seconds is not None and not connection.is_closed()
+            expected = OrderchainError if may_stay else RefusedError
+            if not isinstance(refusal, expected):
                 raise
             self.refusal = refusal
         else:
@@ -157,7 +171,7 @@ class StateReader:
         Raises RetryError where the database is away, else as `connect`; and what keeps the chains
         from being read where the database has no outbox and no inbox either.
         """
-        await self._session.run(self._look)
+        await self._session.run(self._look_at_parts)
         has_messages = (self._outbox.value, self._inboxes.value) != (None, None)
         if self._chains.refusal is not None and not has_messages:
             raise self._chains.refusal
@@ -167,20 +181,13 @@ class StateReader:
         """Close the connection; never raises."""
         await self._session.close()
 
-    async def _look(self, connection: Connection) -> None:
-        async with naming_lock_holders(self._config, connection):
-            await self._look_at_parts(connection)
-
     async def _look_at_parts(self, connection: Connection) -> None:
-        await self._chains.look(connection, self._refusal_of)
+        await self._chains.look(connection, self._config)
+        others: list[_Part[Any]] = [self._outbox, self._inboxes]
         if self._chains.refusal is None:
-            await self._ledger.look(connection, self._refusal_of)
-            await self._verified.look(connection, self._refusal_of)
-        await self._outbox.look(connection, self._refusal_of)
-        await self._inboxes.look(connection, self._refusal_of)
-
-    def _refusal_of(self, error: Exception, role: str) -> Exception:
-        return statement_refusal(error, self._config.database, role)
+            others = [self._ledger, self._verified, *others]
+        for part in others:
+            await part.look(connection, self._config, READ_SECONDS * PART_SHARE)
 
     def _snapshot(self) -> Overview:
         parts = {

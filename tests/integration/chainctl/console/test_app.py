@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from base64 import b64encode
@@ -9,9 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 
 from chain_kernel.sql import AUDITOR
+from chainctl.console.state_reader import StateReader
+from chainctl.settings import Settings as ConsoleSettings
 from tests.builders.stored_chain import StoredChain
 from tests.integration.chainctl.console.conftest import CHAIN, ROWS, Filled, RunningConsole, until
 
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
     OnDatabase = Callable[[Callable[[Any], Awaitable[Any]]], Any]
     RunConsole = Callable[..., RunningConsole]
 
+WAITING = (
+    "SELECT query FROM pg_stat_activity WHERE datname = current_database() "
+    "AND wait_event_type = 'Lock'"
+)
 TOKEN = "a-token-of-the-tests-0123456789"
 
 
@@ -131,6 +139,41 @@ def test_auditor_sees_the_chains_and_why_not_the_outbox(
     state = console.state()
     assert str(CHAIN) in state["chains"]
     assert "member of outbox_operator" in state["absent"]["outbox"]["why"]
+
+
+@pytest.mark.parametrize(
+    ("lock_seconds", "why"), [(0.2, "outbox_done is locked"), (60.0, "no answer in time")]
+)
+def test_part_that_gives_no_answer_stays_as_it_was_and_keeps_no_other_from_being_read(
+    database: str, filled: Filled, monkeypatch: pytest.MonkeyPatch, lock_seconds: float, why: str
+) -> None:
+    for place, value in {
+        "chainctl.locks.LOCK_SECONDS": lock_seconds,
+        "chainctl.console.state_reader.READ_SECONDS": 6.0,
+        "chainctl.console.state_reader.OUTBOX_SECONDS": 0.0,
+        "chainctl.console.state_reader.SHARE": 0,
+    }.items():
+        monkeypatch.setattr(place, value)
+
+    async def look() -> None:
+        reader = StateReader(ConsoleSettings(database=database), None)
+        admin = await asyncpg.connect(database)
+        try:
+            first = await reader.read()
+            await admin.execute("BEGIN; LOCK TABLE outbox_done")
+            second = await reader.read()
+            assert why in second.absent.pop("outbox")
+            assert not second.absent
+            assert second.outbox == first.outbox
+            assert second.read_at > first.read_at
+            assert await admin.fetch(WAITING) == [], "the statement was given up on the server, too"
+            await admin.execute("ROLLBACK")
+            assert (await reader.read()).absent == {}
+        finally:
+            await admin.close()
+            await reader.close()
+
+    asyncio.run(look())
 
 
 def test_outage_of_the_database_is_shown_with_the_last_state_and_ends(
