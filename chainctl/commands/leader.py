@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import ConnectError, RetryError, SettingError
 from chainctl.database import SQL, acting_on, looking
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
@@ -108,10 +109,10 @@ def step_down(
     within half a second. It learns of the request with its next beat, after a fifth of its lease.
     Needs the owner's rights.
     """
-    done = run_async(change_leader(settings, chain_id, "step-down", act, wait_seconds))
+    done = run_async(change_leader(settings, chain_id, "step-down", act))
     asked = "would be asked" if act.is_dry_run else "is asked"
     talk(f"chainctl: the leader of chain {chain_id} {asked} to step down (epoch {done.epoch})")
-    return _finish(done, wait_seconds, as_json=as_json)
+    return _finish(settings, done, wait_seconds, "step-down", as_json=as_json)
 
 
 @click.command(cls=Command)
@@ -132,13 +133,18 @@ def takeover(
     leader is fenced then: it can commit nothing more. Use it where a leader hangs; `step-down` is
     the gentle way. Needs the owner's rights.
     """
-    done = run_async(change_leader(settings, chain_id, "takeover", act, wait_seconds))
+    done = run_async(change_leader(settings, chain_id, "takeover", act))
     may = "would be" if act.is_dry_run else "is"
     talk(f"chainctl: the lease of chain {chain_id} {may} free (epoch {done.epoch})")
-    return _finish(done, wait_seconds, as_json=as_json)
+    return _finish(settings, done, wait_seconds, "takeover", as_json=as_json)
 
 
-def _finish(done: LeaderAct, wait_seconds: float | None, *, as_json: bool) -> ExitCode:
+def _finish(
+    settings: Settings, done: LeaderAct, wait_seconds: float | None, what: str, *, as_json: bool
+) -> ExitCode:
+    """Wait for the end of the term, unless this was a dry run, and report."""
+    if wait_seconds is not None and done.act_id is not None:
+        done = run_async(_after_its_end(settings, done, wait_seconds, what))
     if done.is_over is False:
         talk(f"chainctl: epoch {done.epoch} has not ended after {wait_seconds:g} s")
     elif done.next_leader is not None:
@@ -158,10 +164,8 @@ async def _terms(settings: Settings, chain_id: int) -> tuple[ChainLine, list[dic
     return chain, list(map(plain, terms))
 
 
-async def change_leader(
-    settings: Settings, chain_id: int, what: str, act: ActByHand, wait_seconds: float | None = None
-) -> LeaderAct:
-    """Change the lease and record it, both or neither; then wait for the end of the term."""
+async def change_leader(settings: Settings, chain_id: int, what: str, act: ActByHand) -> LeaderAct:
+    """Change the lease and record it, both or neither."""
     statement = "ask_to_step_down" if what == "step-down" else "free_lease"
     async with acting_on(settings, chain_id, is_dry_run=act.is_dry_run) as connection:
         epoch = await connection.fetchval(SQL[statement], chain_id)
@@ -170,12 +174,9 @@ async def change_leader(
         act_id = await connection.fetchval(
             SQL["record_act"], chain_id, None, what, act.actor, act.reason, f"epoch {epoch}"
         )
-    done = LeaderAct(
+    return LeaderAct(
         chain=chain_id, epoch=epoch, act_id=None if act.is_dry_run else act_id, is_over=None
     )
-    if wait_seconds is None or act.is_dry_run:
-        return done
-    return await _after_its_end(settings, done, wait_seconds, what)
 
 
 async def _after_its_end(
@@ -184,13 +185,15 @@ async def _after_its_end(
     """Return `done` with whether its term ends within `seconds`, and with who leads then."""
     until = time.monotonic() + seconds
     while True:
-        async with looking(settings, done.chain) as connection:
-            (chain,) = await read_chains(connection, done.chain)
-        if chain.epoch != done.epoch:
-            leader, epoch = (chain.leader, chain.epoch) if chain.is_led else (None, None)
-            return replace(done, is_over=True, next_leader=leader, next_epoch=epoch)
-        if what == "step-down" and chain.leader_state == "handed over":
-            return replace(done, is_over=True)
+        # The act is done: a database that is away for a while refuses nothing any more.
+        with suppress(RetryError, ConnectError):
+            async with looking(settings, done.chain) as connection:
+                (chain,) = await read_chains(connection, done.chain)
+            if chain.epoch != done.epoch:
+                leader, epoch = (chain.leader, chain.epoch) if chain.is_led else (None, None)
+                return replace(done, is_over=True, next_leader=leader, next_epoch=epoch)
+            if what == "step-down" and chain.leader_state == "handed over":
+                return replace(done, is_over=True)
         if time.monotonic() >= until:
             return replace(done, is_over=False)
         await asyncio.sleep(_LOOK_SECONDS)

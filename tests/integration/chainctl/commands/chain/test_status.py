@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chain_kernel.errors import ConnectError, RetryError
+from chainctl.database import looking
 from tests.integration.chainctl.runbooks import sql
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
@@ -90,3 +93,34 @@ def test_states_of_a_leader_and_what_is_published_late(
     assert (shown()[:2], check("--max-beat", "10m")) == (("silent", 1), 0)
     change("UPDATE chain_lease SET beat_at = NULL")
     assert shown()[:2] == ("silent", 1)
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectError("database", "h:1", "a server there"), RetryError("it broke")]
+)
+@pytest.mark.parametrize(("tries", "code"), [(1, 0), (1_000, 1)])
+def test_act_that_is_done_is_reported_though_the_database_is_away_while_its_effect_is_awaited(
+    call: Call, module_settings: Settings, filled: int, change: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int, code: int,
+) -> None:  # fmt: skip
+    change("UPDATE chain_lease SET released = false, beat_at = now()")
+    left = [error] * tries
+
+    def look(*given: Any) -> Any:
+        if left:
+            raise left.pop()
+        with ThreadPoolExecutor() as pool:  # a loop runs in this thread
+            pool.submit(change, "UPDATE chain_lease SET released = true").result()
+        return looking(*given)
+
+    monkeypatch.setattr("chainctl.commands.leader.looking", look)
+    done = call(
+        "step-down", "--chain", filled, "--reason", "a drill", "--json",
+        "--wait", "1s" if code else "600s", settings=module_settings,
+    )  # fmt: skip
+    assert done.code == code, done
+    assert "is asked to step down" in done.err
+    act = json.loads(done.out)
+    assert act["is_over"] is (code == 0)
+    (row,) = json.loads(call("acts", "--chain", filled, "--json", settings=module_settings).out)
+    assert act["act_id"] == row["act_id"]
