@@ -6,7 +6,9 @@ format is in `docs/seal.md`.
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 from uuid import UUID
@@ -14,7 +16,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct
 
-from chain_kernel.errors import InputError, SettingError
+from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.files import PRIVATE_MODE, read_bounded
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_kernel.text import reason_of
@@ -30,6 +32,12 @@ VERSION: Final = 1
 
 _FILE_BYTES_MAX: Final = 64 * 1024
 """Bytes of a file of a seal or of a key; a signed seal has some 700."""
+
+_NO_FOLDER: Final = {
+    errno.EACCES, errno.EEXIST, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM,
+    errno.EROFS,
+}  # fmt: skip
+"""What does not pass by itself, as a full disk does."""
 
 _Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Hex64 = Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
@@ -83,7 +91,10 @@ def encoded(seal: SealFile) -> bytes:
 
 
 def store(folder: Path, seal: SealFile) -> Path:
-    """Write the seal's file into `folder`, whole or not at all. Raises SettingError."""
+    """Write the seal's file into `folder`, whole or not at all.
+
+    Raises SettingError where that is no folder to write to, RetryError where the disk fails.
+    """
     path = folder / seal.name
     unfinished = folder / f".{seal.name}.{os.getpid()}"
     try:
@@ -101,7 +112,13 @@ def store(folder: Path, seal: SealFile) -> Path:
         finally:
             os.close(directory)
     except OSError as error:
-        raise SettingError("--to", folder, f"a folder to write to ({error.strerror})") from error
+        if error.errno in _NO_FOLDER:
+            expected = f"a folder to write to ({error.strerror})"
+            raise SettingError("--to", folder, expected) from error
+        raise RetryError(f"{folder}: {error.strerror}") from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
     return path
 
 

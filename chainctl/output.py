@@ -84,8 +84,12 @@ def data_json(value: object) -> None:
 
 
 def data_json_line(value: object) -> None:
-    """Write `value` to stdout as a line of JSON Lines, for commands whose help says so."""
+    """Write `value` to stdout as a line of JSON Lines, for commands whose help says so.
+
+    At once: the next line may come an hour later.
+    """
     data_text(_encoder.encode(value).decode())
+    sys.stdout.flush()
 
 
 def data_bytes(lines: bytes) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import threading
 
@@ -54,6 +55,13 @@ def test_json_and_text_for_programs_stay_as_they_are(capsys: pytest.CaptureFixtu
     line, *text = capsys.readouterr().out.rstrip("\n").split("\n")
     assert json.loads(line) == {"key": HOSTILE}
     assert text == ["CREATE ROLE x;", "\tGRANT y;"]
+
+
+def test_line_of_many_is_written_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written))
+    output.data_json_line([1])
+    assert written.getvalue() == b"[1]\n"
 
 
 def test_data_with_stdout_closed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
-"""`seal export --to URL`: what goes out, and what becomes of each answer."""
+"""`seal export --to`: what goes out, and what an answer, or a disk, leads to."""
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 CHAIN, HEAD = 7, 500
 SETTINGS = {"CHAINCTL_DATABASE": "postgresql://auditor@127.0.0.1:1/none"}
 
-Export: TypeAlias = "Callable[[str], Done]"
+Export: TypeAlias = "Callable[..., Done]"
 
 
 @pytest.fixture
-def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Done]:
+def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Export:
     """Exports the seal of one chain to a place; no database is asked."""
     line = SealLine(
         chain_id=CHAIN,
@@ -45,8 +47,8 @@ def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], D
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
-    def run(place: str) -> Done:
-        return call_here(["seal", "export", "--to", place], SETTINGS, tmp_path)
+    def run(place: object, *more: str) -> Done:
+        return call_here(["seal", "export", "--to", place, *more], SETTINGS, tmp_path)
 
     return run
 
@@ -166,3 +168,53 @@ def test_seal_export_to_a_url_without_httpx_says_what_to_install(
     monkeypatch.delitem(sys.modules, "outbox.http_call", raising=False)
     line = one_line(export("http://127.0.0.1:1/"), 2)
     assert not_installed("httpx", "cli") in line
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The errors with which the disk answers next; afterwards it is well."""
+    errors: list[int] = []
+    sync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if errors:
+            number = errors.pop()
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    return errors
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_seal_export_to_a_disk_in_trouble_may_be_tried_again_and_leaves_nothing(
+    export: Export, disk: list[int], tmp_path: Path, number: int
+) -> None:
+    disk += [number]
+    line = one_line(export(tmp_path / "vault"), 3)
+    assert f"{tmp_path / 'vault'}: {os.strerror(number)}" in line
+    assert list((tmp_path / "vault").iterdir()) == []
+
+
+def test_seal_export_again_and_again_outlives_a_full_disk(
+    export: Export, disk: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("chainctl.commands.verifier.seal.time.sleep", pause)
+    disk += [errno.ENOSPC]
+    done = export(tmp_path, "--every", "1h", "--json")
+    assert (done.code, pauses) == (130, [3_600, 3_600]), done
+    assert "trying again" in done.err
+    assert msgspec.json.decode(done.out, type=SealFile).id == HEAD
+
+
+def test_seal_export_to_where_no_folder_can_be_is_refused(export: Export, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in ("file", "file/below", "/proc/seals", "x" * 300):
+        assert "--to" in one_line(export(tmp_path / place), 2)
