@@ -75,10 +75,13 @@ class Topics:
         replicas: int | None = None,
         settings: Mapping[str, str] = TOPIC_SETTINGS,
     ) -> bool:
-        """Create `topic`; return False when somebody else was faster. As `create_topic`."""
+        """Create `topic`; return False when somebody else was faster.
+
+        Raises as `create_topic`, and ConnectError or RetryError where the broker goes meanwhile.
+        """
         from chain_kernel.clients.topics import create_topic
 
-        async with asyncio.timeout(ACT_SECONDS):
+        async with self._acting():
             return await create_topic(
                 self._admin,
                 self._kafka,
@@ -89,11 +92,22 @@ class Topics:
             )
 
     async def described(self, topic: str) -> TopicDescription:
-        """Describe `topic`; one that does not exist has no partition."""
+        """Describe `topic`; one that does not exist has no partition. Raises as `create`."""
         from chain_kernel.clients.topics import describe_topic
 
-        async with asyncio.timeout(ACT_SECONDS):
+        async with self._acting():
             return await describe_topic(self._admin, self._kafka, topic)
+
+    @asynccontextmanager
+    async def _acting(self) -> AsyncIterator[None]:
+        """Run one act. A broker may go while it is asked: ConnectError or RetryError then."""
+        from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, broker_refusal
+
+        try:
+            async with asyncio.timeout(ACT_SECONDS):
+                yield
+        except DRIVER_ERRORS as error:
+            raise broker_refusal(error, self._kafka) from error
 
 
 @asynccontextmanager

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from aiokafka.admin import NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import UnsupportedCodecError
+from aiokafka.errors import NodeNotReadyError, UnsupportedCodecError
 
 from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
 from tests.integration.chainctl.conftest import fill_chain
@@ -237,6 +237,23 @@ def test_doctor_says_whether_kafka_is_new_enough_and_refuses_an_old_one_in_one_l
     what, found, to_do = re.split(r" {2,}", line)[1:]
     assert (what, found) == ("kafka", f"older than 3.7: {address}")
     assert to_do == "upgrade these brokers: Kafka 3.7 or newer is needed"
+
+
+def test_broker_that_fails_in_mid_look_is_one_line_of_doctor_and_of_a_new_chain(
+    call: Call, module_settings: Settings, filled_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: AIOKafkaAdminClient) -> None:
+        raise NodeNotReadyError("Attempt to send a request to node which is not ready")
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "describe_topics", fail)
+    found = lines_of(call, module_settings, "--chain", filled_once)
+    assert found["kafka"]["state"] == found["schema"]["state"] == "ok"
+    topic = found[f"topic orderchain.{filled_once}"]
+    assert topic["state"] == "failed"
+    done = call("chain", "create", filled_once + 1, settings=module_settings)
+    assert done.code == 3, done
+    for line in (topic["found"], done.err):
+        assert f"kafka: {module_settings['CHAINCTL_KAFKA']}: NodeNotReadyError: " in line
 
 
 def test_doctor_sends_a_record_and_says_that_a_broker_refuses_it(
