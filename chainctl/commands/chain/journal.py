@@ -97,7 +97,8 @@ class Journal:
     def start(self) -> None:
         """Make the file ready for appending: create it where it is missing, cut off a torn line."""
         if self._descriptor < 0:
-            self._open(os.O_RDWR | os.O_CREAT)
+            # What was made since the opening holds rows that were not looked at.
+            self._open(os.O_RDWR | os.O_CREAT | os.O_EXCL)
             _sync_folder(self._path)
         with self._naming_file():
             os.ftruncate(self._descriptor, self._end)
@@ -153,7 +154,12 @@ class Journal:
     def _open(self, flags: int) -> None:
         try:
             # Appended, so that a file that is cut meanwhile never gets a hole of NULs.
-            descriptor = os.open(self._path, flags | os.O_APPEND | os.O_CLOEXEC, PRIVATE_MODE)
+            place = os.path.realpath(
+                self._path
+            )  # a link may lead to a file that is still to be made
+            descriptor = os.open(place, flags | os.O_APPEND | os.O_CLOEXEC, PRIVATE_MODE)
+        except FileExistsError:
+            raise _unusable(self._path, "another process has made it meanwhile") from None
         except OSError as error:
             raise _unusable(self._path, error.strerror or "") from None
         try:

@@ -177,6 +177,25 @@ def test_journal_that_another_process_writes_is_refused(path: Path) -> None:
         assert journal.last_row is None
 
 
+def test_journal_that_another_process_makes_meanwhile_is_refused_and_left_as_it_is(
+    path: Path,
+) -> None:
+    with Journal(path, 1) as journal:
+        write(path, 1, 3)
+        content = path.read_bytes()
+        with pytest.raises(SettingError, match="another process has made it"):
+            journal.start()
+    assert path.read_bytes() == content
+
+
+def test_journal_through_a_link_to_no_file_yet_makes_that_file(path: Path) -> None:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    write(link, 1, 1)
+    write(link, 2, 3)
+    assert ids(path) == [1, 2, 3]
+
+
 def test_journal_where_no_file_can_be_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path, "no regular file"),
