@@ -90,6 +90,8 @@ class Count:
         self.first_id: int | None = None
         self.last_id = 0
         self.stopwatch = Stopwatch()
+        self.stats: ReceiverStats | None = None
+        """The receiver's own, at its end; None while it has not started."""
 
     def start(self, after_id: int) -> None:
         """Begin after the row `after_id`."""
@@ -186,9 +188,9 @@ def receive(
     count = Count()
     with Journal(path, chain_id, form) as journal, progress(path.name, None) as bar:
         try:
-            stats = run_async(_receive(settings, task, journal, count, bar, http))
+            run_async(_receive(settings, task, journal, count, bar, http))
         except (KeyboardInterrupt, Terminated):
-            _report(path, count)
+            _report(chain_id, path, count, as_json=as_json)
             raise
         except Exception as error:
             if isinstance(error, RowsArchived) and archive is None:
@@ -196,19 +198,7 @@ def receive(
             if count.rows:
                 error.add_note(f"{counted(count.rows, 'row')} written before that")
             raise
-    _report(path, count)
-    if as_json:
-        data_json(
-            ReceiveReport(
-                chain=chain_id,
-                journal=str(path),
-                rows=count.rows,
-                first_id=count.first_id,
-                last_id=count.last_id,
-                seconds=count.stopwatch.seconds,
-                stats=stats,
-            )
-        )
+    _report(chain_id, path, count, as_json=as_json)
 
 
 def _name_of(name: str | None, path: Path) -> str:
@@ -228,7 +218,7 @@ async def _receive(
     count: Count,
     bar: ProgressBar,
     http: Address | None,
-) -> ReceiverStats:
+) -> None:
     async with watched(http) as watch:
         source: GapSource = gap_source(settings, task.chain_id)
         if task.archive is not None:
@@ -238,18 +228,33 @@ async def _receive(
         receiver = await _receiver(settings, task, journal, source, reports)
         watch.add(receiver)
         async with receiver:
-            journal.start()
-            report_ready(f"receives chain {task.chain_id}")
-            count.start(receiver.head_delivered)
-            if task.follow or task.idle_seconds is None:
-                bar.expect((task.until_id or receiver.head_at_start) - count.last_id)
-            async for run in receiver:
-                journal.append(run.events)
-                bar.advance(run.last_id - count.last_id)
-                count.add(run)
-                if reports is not None:
-                    await receiver.checkpoint(run)
-            return receiver.stats()
+            try:
+                await _write(task, receiver, journal, count, bar, keeps_place=reports is not None)
+            finally:
+                count.stats = receiver.stats()
+
+
+async def _write(
+    task: _Task,
+    receiver: Receiver,
+    journal: Journal,
+    count: Count,
+    bar: ProgressBar,
+    *,
+    keeps_place: bool,
+) -> None:
+    """Write what comes until the receiver ends."""
+    journal.start()
+    report_ready(f"receives chain {task.chain_id}")
+    count.start(receiver.head_delivered)
+    if task.follow or task.idle_seconds is None:
+        bar.expect((task.until_id or receiver.head_at_start) - count.last_id)
+    async for run in receiver:
+        journal.append(run.events)
+        bar.advance(run.last_id - count.last_id)
+        count.add(run)
+        if keeps_place:
+            await receiver.checkpoint(run)
 
 
 async def _receiver(
@@ -317,10 +322,21 @@ async def _halt(reports: CheckpointStore | None, error: HaltError, at_id: int) -
     raise error
 
 
-def _report(path: Path, count: Count) -> None:
+def _report(chain_id: int, path: Path, count: Count, *, as_json: bool) -> None:
     written = rate(count.rows, "row", count.stopwatch.seconds)
     ids = f", ids {count.first_id} to {count.last_id}" if count.rows else ""
     talk(f"chainctl: {written} written to {path}{ids}")
+    if as_json and count.stats is not None:
+        done = ReceiveReport(
+            chain=chain_id,
+            journal=str(path),
+            rows=count.rows,
+            first_id=count.first_id,
+            last_id=count.last_id,
+            seconds=count.stopwatch.seconds,
+            stats=count.stats,
+        )
+        data_json(done)
 
 
 # -- fill -----------------------------------------------------------------------------------------

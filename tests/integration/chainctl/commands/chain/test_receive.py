@@ -242,7 +242,7 @@ def test_receive_that_follows_ends_in_good_order_when_asked(
 ) -> None:  # fmt: skip
     path = tmp_path / "j.jsonl"
     process = start(
-        "receive", "--chain", filled, "--output", path, "--follow", "--log-level", "info",
+        "receive", "--chain", filled, "--output", path, "--follow", "--log-level", "info", "--json",
         settings=module_settings,
     )  # fmt: skip
     assert process.stderr is not None
@@ -258,10 +258,12 @@ def test_receive_that_follows_ends_in_good_order_when_asked(
     )
     assert until.code == 0
     process.send_signal(number)
-    _, err = process.communicate()
+    out, err = process.communicate()
     assert process.returncode == code, err
     assert "Traceback" not in err
     assert f"{ROWS + 1:,} rows in" in err
+    report = json.loads(out)
+    assert (report["rows"], report["stats"]["head_delivered"]) == (ROWS + 1, report["last_id"])
 
 
 def test_fill_writes_the_missing_rows_with_the_read_only_role(
