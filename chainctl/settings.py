@@ -275,7 +275,7 @@ class SourcedSettings(Struct, frozen=True, kw_only=True):
 
 def settings_in(context: click.Context) -> SourcedSettings:
     """Return the settings of the command that click has read."""
-    path = context.meta.get(_CONFIG_PATH)
+    path = context.meta.get(CONFIG_PATH)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     demo = context.meta.get(DEMO, {})
@@ -300,7 +300,8 @@ def load_settings(arguments: Sequence[str] = ()) -> SourcedSettings:
         return settings_in(context)
 
 
-_CONFIG_PATH: Final = "chainctl.config_path"
+CONFIG_PATH: Final = "chainctl.config_path"
+"""Where click's context has the path of the file that was read."""
 
 
 def _read_config(context: click.Context, _: click.Parameter, named: str | None) -> None:
@@ -315,7 +316,7 @@ def _read_config(context: click.Context, _: click.Parameter, named: str | None) 
             hint = f"{nearest[0]}, most likely; or another" if nearest else "one"
             expected = f"{hint} of those that chainctl config show lists"
             raise SettingError(f"a setting in {path}", name, expected)
-    context.meta[_CONFIG_PATH] = path
+    context.meta[CONFIG_PATH] = path
     texts = {SETTING + name: _texts(name, value, path) for name, value in table.items()}
     context.default_map = texts | dict(context.default_map or {})
 

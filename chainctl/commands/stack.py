@@ -14,7 +14,7 @@ from chain_kernel.errors import SettingError
 from chainctl.exits import ExitCode
 from chainctl.options import Group, json_option, uses_settings
 from chainctl.output import data_json, data_text, table, talk
-from chainctl.settings import DEMO, ENVIRONMENT_PREFIX, load_settings
+from chainctl.settings import CONFIG_PATH, DEMO, ENVIRONMENT_PREFIX, load_settings
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
@@ -126,7 +126,8 @@ def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) ->
         return
     from local_stack.last_demo import last_demo
 
-    stack = stack_of(load_settings().settings)
+    config = context.meta.get(CONFIG_PATH)
+    stack = stack_of(load_settings(["--config", config] if config else []).settings)
     left = last_demo(stack)
     if left is None:
         raise SettingError("--demo", str(stack.directory), "the folder of a stack with a demo")
@@ -137,13 +138,14 @@ def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) ->
     context.meta[DEMO] = servers | {"gap_database": (servers["gap_database"],)}
     context.default_map = dict(context.default_map or {}) | {
         "chain_id": left.chain,
-        "chains": [left.chain],
+        "chains": lambda: [] if context.params.get("all_chains") else [left.chain],
         "path": left.second_journal,
         "sources": left.sources,
     }
 
 
 demo_option: Final = click.option(
-    "--demo", is_flag=True, is_eager=True, expose_value=False, callback=_take_last_demo,
+    # After --config, which is eager, and before all that the call does not name.
+    "--demo", is_flag=True, expose_value=False, callback=_take_last_demo,
     help="Take servers, chain and files from the last demo, where no option names others.",
 )  # fmt: skip

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from local_stack.last_demo import LastDemo
 from orderchain.pytest_plugin import make_server_folder
 from tests.pages import ROOT, blocks_of
 
@@ -326,6 +327,31 @@ def test_what_no_demo_has_left_is_looked_for_in_vain(
         == f"chainctl: --demo was {str(folder)!r}, expected the folder of a stack with a demo\n"
     )
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("line", ["--demo --config {}", "--config {} --demo"])
+def test_demo_of_the_stack_that_a_config_file_names_is_taken(
+    line: str, call: Call, tmp_path: Path
+) -> None:
+    config, folder = tmp_path / "one.toml", tmp_path / "none"
+    config.write_text(f"stack_dir = '{folder}'\n")
+    done = call("status", *line.format(config).split(), settings={})
+    assert done.code == 2
+    assert f"--demo was {str(folder)!r}" in done.err
+
+
+@pytest.mark.parametrize("line", ["--demo --all-chains", "--all-chains --demo"])
+def test_demo_with_all_chains_verifies_those_of_its_database(
+    line: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = LastDemo(chain=1, journal=str(tmp_path / "j.jsonl"))
+    address = "postgresql://auditor@127.0.0.1:1/none"
+    servers = {"CHAINCTL_DATABASE": address, "CHAINCTL_GAP_DATABASE": address}
+    monkeypatch.setattr("local_stack.last_demo.last_demo", lambda _: left)
+    monkeypatch.setattr("local_stack.LocalStack.environment", lambda _: servers)
+    done = call("verify", "--local", *line.split(), settings={})
+    assert done.code == 2
+    assert "127.0.0.1:1" in done.err
 
 
 @pytest.mark.nightly
