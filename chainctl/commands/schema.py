@@ -139,7 +139,8 @@ def upgrade(
     nothing where nothing is due; refuses a database that is newer.
     """
     part = PARTS[part_name]
-    steps = run_async(_upgrade(settings, part, target or part.version, finishes, dry_run))
+    version = part.version if target is None else target
+    steps = run_async(_upgrade(settings, part, version, finishes, dry_run))
     for step in steps:
         if dry_run:
             data_text(f"-- {step.title}\n{step.sql.rstrip()}")

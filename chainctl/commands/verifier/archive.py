@@ -57,6 +57,8 @@ def archive(
 
     archive = place_of("--archive", folder)
     if check:
+        if until_id is not None:
+            raise click.UsageError("--until cannot be given with --check: it verifies every row")
         return _check(archive, chain_id, as_json=as_json)
     from chain_verifier.archive.write_archive import write_archive
 

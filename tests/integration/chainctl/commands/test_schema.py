@@ -119,6 +119,8 @@ def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
     for options in ([], ["--finish"], ["--dry-run"]):
         done = call("schema", "upgrade", *options, settings=settings)
         assert (done.code, done.out, done.err) == (0, "", "chainctl: nothing to do\n")
+    line = refused("schema", "upgrade", "--to", 0, settings=settings)
+    assert f"schema version was {SCHEMA_VERSION}, expected at most 0" in line
     newer = SCHEMA_VERSION + 1
     line = refused("schema", "upgrade", "--to", newer, settings=settings)
     assert f"--to was {newer}, expected at most {SCHEMA_VERSION}: use a newer orderchain" in line

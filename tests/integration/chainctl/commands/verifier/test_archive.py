@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from chain_kernel.model import Event
-    from tests.integration.chainctl.conftest import Call
+    from tests.integration.chainctl.conftest import Call, Refused
 
     Retention = Callable[..., Any]
 
@@ -328,3 +328,10 @@ def test_an_archive_at_a_url_that_nothing_reads_is_refused_and_no_folder_is_made
     assert done.code == 2, done
     assert "--archive was 'ssh://bucket/archive', expected a URL that can be used" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_end_of_what_is_written_is_refused_where_nothing_is_written(
+    refused: Refused, tmp_path: Path
+) -> None:
+    check = ("archive", "--chain", 1, "--archive", tmp_path / "archive", "--check")
+    assert "--until" in refused(*check, "--until", 5)
