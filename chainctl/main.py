@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from chainctl.exits import ExitCode, Terminated, error_line, exit_code, traceback_text
+from chainctl.exits import (
+    ExitCode,
+    Terminated,
+    error_line,
+    exit_code,
+    hide_secrets,
+    traceback_text,
+)
 from chainctl.options import IS_DEBUG, SECRETS, Group
 from chainctl.output import installed_version, keep_command_line, talk, talk_through
+from chainctl.settings import passwords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -164,19 +172,20 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     meta: dict[str, Any] = {}
     _occupy_standard_files()
     talk_through(None)
     try:
         with _terminable():
-            code = _run(sys.argv[1:] if arguments is None else list(arguments), meta)
+            code = _run(given, meta)
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
         code = ExitCode.FAILED
         _drop_stdout()
     except BaseException as error:  # noqa: BLE001 - the one place where every error ends
-        code = _report(error, meta)
+        code = _report(error, given, meta)
     return int(code)
 
 
@@ -230,7 +239,7 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
     return ExitCode.CLEAN if result is None else int(result)
 
 
-def _report(error: BaseException, meta: dict[str, Any]) -> int:
+def _report(error: BaseException, arguments: Sequence[str], meta: dict[str, Any]) -> int:
     """Report `error` in one line on stderr, and return the exit code."""
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
@@ -240,7 +249,9 @@ def _report(error: BaseException, meta: dict[str, Any]) -> int:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return _close_stdout(ExitCode.INTERRUPTED)
     if isinstance(error, click.ClickException):
-        talk(f"chainctl: {_click_line(error)}", "error")
+        # It may quote an argument that was put in the wrong place, and is no setting.
+        secrets = {secret for each in arguments for secret in passwords(each)}
+        talk(f"chainctl: {hide_secrets(_click_line(error), tuple(secrets))}", "error")
         return ExitCode.REFUSED
     secrets = meta.get(SECRETS, ())
     if meta.get(IS_DEBUG):

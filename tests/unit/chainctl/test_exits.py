@@ -146,6 +146,18 @@ def test_error_line_is_short_names_what_it_can_and_ends_with_notes() -> None:
         (["status", "--chain", "one"], "chainctl: Invalid value for '--chain': 'one'"),
         (["status", "--chain", "1", "2"], "chainctl: Got unexpected extra argument (2)"),
         (
+            ["status", "--chain", "1", "postgresql://u:swordfish@h/d"],
+            "chainctl: Got unexpected extra argument (postgresql://u:***@h/d)",
+        ),
+        (
+            ["doctor", "host=h password='a b' dbname=d"],
+            "chainctl: Got unexpected extra argument (host=h password='***' dbname=d)",
+        ),
+        (
+            ["status", "--chain", "postgresql:///d?password=swordfish&user=u"],
+            "chainctl: Invalid value for '--chain': 'postgresql:///d?password=***&user=u'",
+        ),
+        (
             ["receive", "--chain", "1", "--output", "x", "--until-idle", "nan"],
             "chainctl: Invalid value for '--until-idle': 'nan', expected a time span",
         ),
