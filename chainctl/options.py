@@ -179,6 +179,23 @@ class ChainIds(click.ParamType):  # type: ignore[type-arg] # generic only in new
         return tuple(sorted(found))
 
 
+class Name(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
+    """A name that a database can hold: bytes of a command line that are no UTF-8 are refused."""
+
+    name = "name"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return the name as it is."""
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!r}, expected UTF-8", param, ctx)
+        return text
+
+
 ROW_ID: Final = Integer(0, ID_MAX)
 
 chain_option: Final = click.option(

@@ -18,6 +18,7 @@ from chainctl.options import (
     Command,
     Group,
     Integer,
+    Name,
     acts_by_hand,
     chain_option,
     json_option,
@@ -60,7 +61,7 @@ def too_far(line: ReceiverLine, seconds: float | None, rows: int | None) -> str 
 
 @click.command(cls=Command)
 @chain_option
-@click.option("--name", metavar="NAME", help="Only this receiver; it must be there.")
+@click.option("--name", type=Name(), metavar="NAME", help="Only this receiver; it must be there.")
 @click.option(
     "--max-seconds", type=Span(), metavar="SPAN",
     help="Return exit code 1 if a receiver is further behind, or has halted.",
@@ -116,7 +117,7 @@ _GAP_COLUMNS: Final = (
 
 @click.command(cls=Command)
 @chain_option
-@click.option("--name", metavar="NAME", help="Only those of this receiver.")
+@click.option("--name", type=Name(), metavar="NAME", help="Only those of this receiver.")
 @click.option(
     "--open", "is_open", is_flag=True,
     help="Only those that are not filled, and that the checkpoint has not passed.",
@@ -167,7 +168,7 @@ def receivers() -> None:
 
 @receivers.command(short_help="Remove a receiver that no longer exists.")
 @chain_option
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=Name(), metavar="NAME")
 @acts_by_hand
 @json_option
 @uses_settings("database", "connect_seconds")
@@ -183,7 +184,7 @@ def forget(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json
 
 @receivers.command(short_help="Set a checkpoint to the end of a batch.")
 @chain_option
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=Name(), metavar="NAME")
 @click.option(
     "--to", "to_id", type=ROW_ID, required=True, metavar="ID", help="The end of a stored batch."
 )
@@ -205,7 +206,7 @@ def move(
 
 @receivers.command(short_help="Set a checkpoint to the start.")
 @chain_option
-@click.argument("name", metavar="NAME")
+@click.argument("name", type=Name(), metavar="NAME")
 @acts_by_hand
 @json_option
 @uses_settings("database", "connect_seconds")
@@ -221,7 +222,7 @@ def reset(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json:
 
 @click.command(cls=Command)
 @chain_option
-@click.option("--name", required=True, metavar="NAME", help="The receiver's name.")
+@click.option("--name", type=Name(), required=True, metavar="NAME", help="The receiver's name.")
 @acts_by_hand
 @json_option
 @uses_settings("database", "connect_seconds")

@@ -14,6 +14,7 @@ from chainctl.options import (
     ROW_ID,
     Command,
     Integer,
+    Name,
     chain_option,
     json_option,
     limit_option,
@@ -52,7 +53,7 @@ def tail(settings: Settings, chain_id: int, after_id: int, limit: int, as_json: 
 
 @click.command(cls=Command)
 @chain_option
-@click.option("--source", metavar="NAME", help="Only those of this intake.")
+@click.option("--source", type=Name(), metavar="NAME", help="Only those of this intake.")
 @since_option
 @limit_option
 @json_option

@@ -204,11 +204,18 @@ def receive(
 def _name_of(name: str | None, path: Path) -> str:
     """Return the receiver's name. Raises SettingError for one that is no name."""
     if name is None:
-        return path.name[:NAME_CHARACTERS_MAX] or "receive"
+        return _utf8(path.name)[:NAME_CHARACTERS_MAX] or "receive"
     if not 0 < len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
         expected = f"1 to {NAME_CHARACTERS_MAX} printable characters"
         raise SettingError("--name", name[:50], expected)
     return name
+
+
+def _utf8(path: str) -> str:
+    """Return a path with its bytes that are no UTF-8 escaped: neither JSON nor a database has any
+    other.
+    """
+    return path.encode(errors="backslashreplace").decode()
 
 
 async def _receive(
@@ -329,7 +336,7 @@ def _report(chain_id: int, path: Path, count: Count, *, as_json: bool) -> None:
     if as_json and count.stats is not None:
         done = ReceiveReport(
             chain=chain_id,
-            journal=str(path),
+            journal=_utf8(str(path)),
             rows=count.rows,
             first_id=count.first_id,
             last_id=count.last_id,

@@ -10,9 +10,12 @@ import asyncpg
 import pytest
 
 if TYPE_CHECKING:
-    from .conftest import Call
+    from .conftest import Call, Refused
 
 HOSTILE = "svc\nchainctl: error: forged\r\x1b[2J\u202e"
+UNDECODED = "svc\udcff"
+"""What Python makes of a byte of the command line that is no UTF-8."""
+ACT = ("--reason", "a test")
 ESCAPED = "svc\\nchainctl: error: forged\\r\\x1b[2J\\u202e"
 
 
@@ -45,3 +48,31 @@ def test_names_that_others_chose_are_escaped_in_tables_and_whole_in_json(
     assert json.dumps(HOSTILE, ensure_ascii=False) in json.dumps(
         json.loads(noted.out), ensure_ascii=False
     )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("lag", "--name", "{}"), ("gaps", "--name", "{}"), ("unhalt", "--name", "{}", *ACT),
+        ("receivers", "forget", "{}", *ACT), ("receivers", "reset", "{}", *ACT),
+        ("receivers", "move", "{}", "--to", "0", *ACT), ("rejects", "--source", "{}"),
+        ("receive", "--output", "j", "--name", "{}"),
+    ],
+)  # fmt: skip
+def test_name_that_is_no_text_is_refused(
+    refused: Refused, settings: dict[str, str], command: tuple[str, ...]
+) -> None:
+    named = [part.format(UNDECODED) for part in command]
+    line = refused(*named, "--chain", 7, settings=settings)
+    assert "svc\\udcff" in line
+
+
+def test_journal_whose_name_is_no_text_names_its_receiver_all_the_same(
+    call: Call, module_settings: dict[str, str], filled: int
+) -> None:
+    done = call(
+        "receive", "--chain", filled, "--output", UNDECODED, "--json", settings=module_settings
+    )
+    assert done.code == 0, done
+    report = json.loads(done.out)
+    assert report["journal"] == report["stats"]["name"] == "svc\\udcff"
