@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from chain_kernel.limits import ID_MAX
 from chain_kernel.text import counted
 from chainctl.database import SQL, fetch_of_chain, looking
 from chainctl.event_loop import run_async
@@ -90,7 +91,7 @@ def acts(
 
 @click.command(cls=Command)
 @chain_option
-@click.argument("row_id", type=ROW_ID, metavar="ID")
+@click.argument("row_id", type=Integer(1, ID_MAX), metavar="ID")
 @json_option
 @uses_settings("database", "connect_seconds")
 def show(settings: Settings, chain_id: int, row_id: int, as_json: bool) -> ExitCode:

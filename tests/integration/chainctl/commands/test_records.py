@@ -55,6 +55,8 @@ def test_show_of_an_id_that_no_row_has_names_its_neighbours(
     assert "\npublished: no\n" in done.out
     assert f"has no row {FILLED_ROWS + 1}; the row before is {FILLED_ROWS}, " in done.err
     assert done.err.endswith("the row after none\n")
+    done = call("show", 0, "--chain", filled_once, settings=module_settings)
+    assert (done.code, done.out) == (2, ""), "no row has it, archived or not"
 
 
 def test_show_of_a_row_at_the_end_of_its_page_names_the_row_after_it(
