@@ -209,7 +209,7 @@ class Publisher:
     def is_full(self) -> bool:
         """Whether the next commit has to wait; see `room`."""
         is_over = self._queue_bytes > self._tuning.publish_queue_bytes_max
-        # Only a commit makes the connection anew that a skip is recorded over.
+        # A skip is recorded over a connection that only a commit renews.
         return is_over and not self._is_recording
 
     @property

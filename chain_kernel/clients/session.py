@@ -193,7 +193,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def connect_within(self) -> float:
-        """Deadline of a connect. Of a call it leaves time to use the connection."""
+        """Deadline of a connect, which leaves a call time to use the connection."""
         if self.call_seconds is None:
             return self.connect_seconds
         return min(self.connect_seconds, self.call_seconds * _CONNECT_SHARE)
