@@ -378,7 +378,7 @@ async def until_take_overs(sequencer: Sequencer, count: int) -> None:
 async def test_disk_that_stays_full_is_reported(
     small_disk: Path, chain_on_small_disk: MakeChain
 ) -> None:
-    chain = await chain_on_small_disk(recover_seconds=2.0)
+    chain = await chain_on_small_disk(recover_seconds=2.0, batch_bytes_max=32 * 2**20)
     database = chain.database.rpartition("/")[2]
     tablespace = await chain.value("SELECT current_setting('default_tablespace')")
     await chain.fetch(f"ALTER DATABASE {database} SET temp_tablespaces = {tablespace}")
