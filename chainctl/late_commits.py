@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 WAL_BYTES_MIN: Final = 2**30
 """Least `min_wal_size`: with less, a busy server makes new log files after each checkpoint."""
 
-WRITE_BACK_BYTES_MAX: Final = 2**30
-"""More than that may gather in memory before the kernel begins to write: a flush waits for it."""
-
 _CHEAP_FLUSHES: Final = {"fdatasync", "open_datasync"}
 """They flush a log file's data, and not its times, of no use here."""
 
@@ -34,7 +31,7 @@ class Late(NamedTuple):
     what: str
     found: str
     to_do: str = ""
-    """Empty where it does not, or cannot be seen."""
+    """Empty where it does not, where it cannot be seen, and where nothing is known to help."""
 
 
 async def look_for_late_commits(connection: Connection) -> list[Late]:
@@ -81,8 +78,7 @@ def _on_the_machine(folder: Path | None) -> Iterator[Late]:
         yield from (Late(disk, _UNSEEN), Late(memory, _UNSEEN))
         return
     if (folder / "pg_wal").stat().st_dev == (folder / "base").stat().st_dev:
-        to_do = "put pg_wal on a file system of its own: a checkpoint's writes hold up its flushes"
-        yield Late(disk, "pg_wal is on the file system of the tables", to_do)
+        yield Late(disk, "pg_wal is on the file system of the tables")
     else:
         yield Late(disk, "pg_wal is on a file system of its own")
     yield write_back(_KERNEL)
@@ -97,9 +93,8 @@ def write_back(kernel: Path) -> Late:
             size = _memory_bytes(kernel) * ratio // 100
     except (OSError, ValueError):
         return Late("commit: write-back", _UNSEEN)
-    to_do = "sysctl vm.dirty_background_bytes=268435456 vm.dirty_bytes=1073741824"
     found = f"the kernel lets {size // 2**20:,} MiB gather before it writes"
-    return Late("commit: write-back", found, to_do if size > WRITE_BACK_BYTES_MAX else "")
+    return Late("commit: write-back", found)
 
 
 def _number(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""Rows of an archive, part by part. What they are worth, `archive verify` says."""
+"""Rows of an archive, part by part. What they are worth, `archive --check` says."""
 
 from __future__ import annotations
 

@@ -264,16 +264,17 @@ async def _clock(connection: Connection) -> DoctorLine:
 
 
 async def _durability(connection: Connection) -> list[DoctorLine]:
+    from chain_kernel.clients.session import is_durable  # late: it takes long
+
     settings = {row["name"]: row["setting"] for row in await connection.fetch(SQL["durability"])}
     unsafe = {name: value for name, value in settings.items() if _SAFE.get(name, value) != value}
-    if settings["synchronous_commit"] in {"off", "local"}:
+    if not is_durable(settings["synchronous_commit"]):
         unsafe["synchronous_commit"] = settings["synchronous_commit"]
     if not unsafe:
         return [_ok("durability", "a commit survives a crash")]
     found = ", ".join(f"{name} = {value}" for name, value in unsafe.items())
-    judge = _warning if set(unsafe) == {"synchronous_commit"} else _failed
     to_do = "switch it on in postgresql.conf: acknowledged orders would be lost"
-    return [judge("durability", found, to_do)]
+    return [_failed("durability", found, to_do)]
 
 
 async def look_at_replication(connection: Connection) -> DoctorLine:

@@ -118,7 +118,9 @@ status_option: Final = click.option(
 def acting(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return what gives a command the options that an act on each `what` needs besides a filter."""
     return options(
-        click.option("--all", "is_all", is_flag=True, help=f"Apply to every eligible {what}."),
+        click.option(
+            "--all", "is_all", is_flag=True, help=f"Apply to every eligible {what}, up to --limit."
+        ),
         reason_option,
         actor_option,
         click.option("--dry-run", is_flag=True, help="Only show which ones are eligible."),

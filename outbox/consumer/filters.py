@@ -120,13 +120,13 @@ class RedisFilterConfig(Config, frozen=True, kw_only=True):
 class RedisFilter(Filter):
     """Remembers ids in Redis, by `SET NX` with an expiry.
 
-    Needs the extra `redis`. Its memory may vanish at any time, but it must never go back: it must
+    Needs the extra `outbox`. Its memory may vanish at any time, but it must never go back: it must
     not survive the database that it describes. After restoring the database from a backup, flush
     the filter.
     """
 
     def __init__(self, config: RedisFilterConfig, clock: Clock | None = None) -> None:
-        from redis.asyncio import Redis  # an extra of its own
+        from redis.asyncio import Redis  # late: only this filter needs it
         from redis.exceptions import RedisError
 
         self._config = config

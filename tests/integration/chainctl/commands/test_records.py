@@ -285,6 +285,17 @@ def lines_of(call: Call, settings: Settings, *arguments: object) -> dict[str, An
     return {each["what"]: each for each in json.loads(done.out)}
 
 
+@pytest.mark.parametrize(("value", "state"), [("off", "failed"), ("local", "ok")])
+def test_doctor_judges_the_durability_of_commits_as_a_start_does(
+    call: Call, stack_environment: Settings, postgres_server: PostgresServer,
+    database_name: str, value: str, state: str,
+) -> None:  # fmt: skip
+    postgres_server.execute(
+        f"ALTER DATABASE {database_name} SET synchronous_commit = {value}", database=database_name
+    )
+    assert lines_of(call, stack_environment)["durability"]["state"] == state
+
+
 def test_doctor_names_what_a_login_may_not_do(
     call: Call, module_settings: Settings, postgres_server: PostgresServer, filled_once: int,
     template: Callable[..., str],
