@@ -291,15 +291,18 @@ def test_halted_receiver(page: Page, world: World) -> None:
     catch_up(world.settings)
     head = world.sequence(3 * BATCH_ROWS)
     world.must("receive", "--chain", 1, "--output", "journal.jsonl")
+    kept = world.folder / "kept-seals"
+    world.must("seal", "export", "--chain", 1, "--to", kept)
     world.sql(LET_TAMPER, f"UPDATE chain_event SET payload = 'x' WHERE id = {head}")
     with pytest.raises(BatchDamaged):
         catch_up(world.settings)
 
-    with page("halted-receiver") as runbook:
+    with page("halted-receiver", {"/mnt/seals": kept}) as runbook:
         halted = receiver_of(runbook.json("status"))
         assert halted["halted"].startswith("BatchDamaged at ")
         runbook.run("config show")
         runbook.run("verify --local --chain 1 --source database --seals", code=1)
+        runbook.run("verify --local --chain 1 --source database --expect-seals", code=1)
         compared = runbook.run("verify --local --chain 1 --source database --source", code=1)
         assert str(head) in compared.out
         assert "1 batch, 10 rows" in runbook.run("repair", dry_run=True).err
@@ -424,7 +427,8 @@ def test_restored_backup(
         *("sequence", "--chain", 1, "--intake-topic", world.orders), settings=world.settings
     )
     follow = ("receive", "--chain", 1, "--output", "journal.jsonl", "--name", "matching")
-    with page("restored-backup") as runbook:
+    kept = world.folder / "kept-seals"
+    with page("restored-backup", {"/mnt/seals": kept}) as runbook:
         listed = "chain list"
 
         def holds(rows: int) -> Callable[[Any], bool]:
@@ -441,7 +445,7 @@ def test_restored_backup(
         world.must(*follow)
         catch_up(world.settings, "other")
         head = world.head()
-        (seal,) = world.sql("SELECT last_seal FROM chain_head")[0]
+        world.must("seal", "export", "--chain", 1, "--to", kept)
         leader.terminate()
         assert leader.wait() == 143
 
@@ -460,15 +464,13 @@ def test_restored_backup(
         plan = runbook.json("repair", dry_run=True)
         assert (plan["head"], plan["head_after"], plan["left"]) == (at_backup, head, [])
         runbook.run("repair")
-        exported = runbook.json("seal export")
-        assert (exported["id"], exported["seal"]) == (head, seal.hex())
-        seals = "verify --local --chain 1 --source database --seals"
-        runbook.run(seals)
+        runbook.run("verify --local --chain 1 --source database --expect-seals")
 
         # A checkpoint that was restored with the database can be moved to where its service is.
         runbook.replace({"matching": "other", "79999000": head})
         moved = runbook.json("receivers move", dry_run=True)
         assert moved["now"] == f"checkpoint {head}; 20 rows never processed"
+        runbook.run("receivers move")
         runbook.replace({"matching": "matching"})
         runbook.run("unhalt")
         world.must(*follow)
@@ -483,7 +485,7 @@ def test_restored_backup(
         catch_up(world.settings, "other")
         journal = (world.folder / "journal.jsonl").read_text().splitlines()
         assert [json.loads(line)["payload"] for line in journal].count("bG9zdA==") == 20
-        runbook.run(seals)
+        runbook.run("verify --local --chain 1 --source database --seals")
         runbook.run("lag")
         leader.terminate()
         assert leader.wait() == 143
