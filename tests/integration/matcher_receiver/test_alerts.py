@@ -20,7 +20,7 @@ from .conftest import MakeReceiver, Publish
 from .test_forged_frames import forgeries
 
 LATE_ROWS = 10_500
-"""More ids than a receiver may lag behind for more than a few seconds."""
+"""More orders than a receiver may lag behind for more than a few seconds."""
 
 
 Watch = Callable[..., AbstractAsyncContextManager[tuple[Receiver, Prometheus]]]
@@ -62,7 +62,7 @@ async def test_receiver_whose_primary_lost_rows_has_halted(
 async def test_receiver_that_cannot_read_what_it_knows_of_lags(
     stored: StoredChain, watch: Watch, publish: Publish, admin: asyncpg.Connection, chain_id: int
 ) -> None:
-    no_lag = "orderchain_receiver_lag_ids == 0"
+    no_lag = "orderchain_receiver_lag_orders == 0"
     async with watch() as (receiver, prometheus):
         async with (
             admin.transaction(),
