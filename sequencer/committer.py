@@ -105,6 +105,7 @@ class Committer:
         self._ahead: Assembly | None = None
         # What went wrong beside a commit whose outcome is still awaited.
         self._failure: Exception | None = None
+        self._fenced: Fenced | None = None
         # The trace of the last commit, if commits are traced.
         self._trace: Context | None = None
         self.batch_rows_last = 0
@@ -150,7 +151,12 @@ class Committer:
         return ahead
 
     async def _next(self, batcher: Batcher) -> Assembly | None:
-        """Return the next assembly once there is one; None once closed and empty."""
+        """Return the next assembly once there is one; None once closed and empty.
+
+        Raises Fenced if the last commit was found beneath another leader.
+        """
+        if self._fenced is not None:
+            raise await self._named(self._fenced)
         entries = await batcher.next_batch()
         if entries and self._publisher is not None and self._publisher.is_full:
             batcher.put_back(entries)  # others may join them there
@@ -207,7 +213,7 @@ class Committer:
         if self._ahead is None or failure is not None:
             await self._finish_after_answers()
         if failure is not None:
-            raise await self._named(failure)
+            raise failure
 
     def _work_beside(self, current: Assembly, batcher: Batcher) -> None:
         """Do what can be done while the server commits `current`; nothing waits for it then.
@@ -322,13 +328,12 @@ class Committer:
         except Fenced as error:
             raise await self._named(error) from error.__cause__
 
-    async def _named(self, error: Exception) -> Exception:
-        """Return `error`, with who has taken the chain over if it says that somebody has."""
-        if isinstance(error, Fenced):
-            with suppress(RetryError, ConnectError, TimeoutError):
-                async with asyncio.timeout(_FENCED_LOOK_SECONDS):
-                    sight = await self._store.look()
-                    return error.named_by(sight.epoch, sight.owner)
+    async def _named(self, error: Fenced) -> Fenced:
+        """Return `error` with who has taken the chain over, if anybody can say."""
+        with suppress(RetryError, ConnectError, TimeoutError):
+            async with asyncio.timeout(_FENCED_LOOK_SECONDS):
+                sight = await self._store.look()
+                return error.named_by(sight.epoch, sight.owner)
         return error
 
     async def _send(self, assembly: Assembly) -> None:
@@ -425,7 +430,8 @@ class Committer:
             if fenced is not None:
                 if not is_committed:
                     raise fenced
-                self._failure = fenced  # once its callers have their answers
+                # First the callers get their answers, also those of a batch that was sent after it.
+                self._fenced = fenced
             return is_committed
 
     async def taking_over_again(self, work: Callable[[], Awaitable[_Result]]) -> _Result:

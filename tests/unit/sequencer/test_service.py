@@ -341,9 +341,11 @@ async def test_start_during_which_another_became_the_first_leader_needs_no_topic
 
 
 @pytest.mark.invariant("S9")
+@pytest.mark.parametrize("is_followed", [False, True])
 async def test_leader_that_finds_its_commit_beneath_another_answers_and_ends(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, *, is_followed: bool
 ) -> None:
+    """Also the callers of a batch that was sent after it, and shares its fate."""
     again = world.store.take_over_again
 
     async def too_late(owner: str, held: Term) -> Term:
@@ -352,9 +354,17 @@ async def test_leader_that_finds_its_commit_beneath_another_answers_and_ends(
 
     monkeypatch.setattr(world.store, "take_over_again", too_late)
     world.store.faults.append(CommitFault.LOST_AFTER)
-    sequencer = await world.sequencer().__aenter__()
+    held = Held(world, monkeypatch)
+    sequencer = await world.sequencer(batch_rows_max=2).__aenter__()
     async with deadline():
-        assert (await sequencer.submit("a", b"1")).id == world.rows()[0].id
+        submitted = [asyncio.create_task(sequencer.submit_many(make_orders(1)))]
+        await held.begun.wait()
+        if is_followed:
+            submitted.append(asyncio.create_task(sequencer.submit_many(make_orders(2, start=1))))
+            await held.followed.wait()
+        held.let_go.set()
+        acks = await asyncio.gather(*submitted)
+        assert [ack.id for each in acks for ack in each] == [row.id for row in world.rows()]
         with pytest.raises(Fenced):
             await sequencer.until_stopped()
     with pytest.raises(Fenced):
