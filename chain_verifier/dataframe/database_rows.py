@@ -120,9 +120,11 @@ class ChainHeads:
         if count > 1:
             parts = reading.fetch(filled(SQL["parts"], number, count, first))
             ends = [part["until_id"] for part in parts]
+        # The last row may be within a page; all other ends are those of batches. This server may
+        # lag, and the one that a task reads not.
+        head = max(chain["last_id"], last)
         return [
-            # The last row may be within a page; all other ends are those of batches.
-            PageRange(number, max(a, first), u, chain["last_id"] if u == last else u, rows // count)
+            PageRange(number, max(a, first), u, head if u == last else u, rows // count)
             for a, u in page_ranges(ends, first, last)
         ]
 

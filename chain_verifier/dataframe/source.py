@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import RetryError, SettingError
 from chain_verifier.dataframe.archive_rows import PartRange, part_ranges, read_part
 from chain_verifier.dataframe.columns import SCHEMA
 from chain_verifier.dataframe.database_rows import ChainHeads, PageRange, read_pages
@@ -120,6 +120,9 @@ class ChainStreamReader(DataSourceStreamReader):
         if options.kind != "database":
             raise SettingError("source", options.source, "database, for a stream")
         self._options = options
+        # The highest that were seen of each chain: a server that answers later may lag.
+        self._ends: dict[str, int] = {}
+        self._begins: dict[str, int] = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return that no chain was read: a first batch begins where its end says.
@@ -130,27 +133,53 @@ class ChainStreamReader(DataSourceStreamReader):
         return {}
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where the chains end now, and where they begin."""
+        """Return where the chains end now, and where they begin; never less than before."""
         extents = ChainHeads(self._options).extents()
-        ends: dict[str, Any] = {str(number): rows.until_id for number, rows in extents.items()}
-        return ends | {_BEGINS: {str(number): rows.after_id for number, rows in extents.items()}}
+        _raise_to(self._ends, {str(number): rows.until_id for number, rows in extents.items()})
+        _raise_to(self._begins, {str(number): rows.after_id for number, rows in extents.items()})
+        return self._ends | {_BEGINS: dict(self._begins)}
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[Any]:
         """Return the ranges of pages between two offsets; a chain that is not in `start` begins
         where `end` says.
 
         Raises RowsArchived where rows between them were archived: a stream never steps over rows.
+        Raises RetryError where `end` is before `start`: the batch after it would repeat rows.
         """
         after, until = (
-            {int(number): last for number, last in offset.items() if number != _BEGINS}
-            for offset in (end.get(_BEGINS, {}) | start, end)
+            {number: last for number, last in offset.items() if number != _BEGINS}
+            for offset in (start, end)
         )
-        found = ChainHeads(self._options).ranges((after, until))
-        return _packed(found, self._options.partition_rows)
+        for offset, ends in ((start, after), (end, until)):
+            _raise_to(self._ends, ends)
+            _raise_to(self._begins, offset.get(_BEGINS, {}))
+        self._require_forward(after, until)
+        offsets = _numbered(end.get(_BEGINS, {}) | after), _numbered(until)
+        return _packed(ChainHeads(self._options).ranges(offsets), self._options.partition_rows)
+
+    def _require_forward(self, after: Mapping[str, int], until: Mapping[str, int]) -> None:
+        """Only the first offset of a process can be too low: it does not know the one before."""
+        asked = self._options.chains
+        for number, first in _numbered(after).items():
+            last = until.get(str(number), 0)
+            if last < first and (asked is None or number in asked):
+                raise RetryError(
+                    f"chain {number}: the batch ends at {last}, before its start {first}: the "
+                    "server lagged, or `until` is lower now. Remove the newest file of `offsets` "
+                    "in the checkpoint, and start the query again"
+                )
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a Ranges
         """Yield the rows of one partition in the order of their chains and ids."""
         return _read(self._options, partition)
+
+
+def _raise_to(highest: dict[str, int], seen: Mapping[str, int]) -> None:
+    highest |= {number: max(last, highest.get(number, 0)) for number, last in seen.items()}
+
+
+def _numbered(offset: Mapping[str, int]) -> dict[int, int]:
+    return {int(number): last for number, last in offset.items()}
 
 
 class ChainSource(DataSource):

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import DataSourceReader
 
 import orderchain.spark
-from chain_kernel.errors import RowsArchived, RowsMissing
+from chain_kernel.errors import RetryError, RowsArchived, RowsMissing
 from chain_verifier.archive.write_archive import write_archive
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
@@ -235,6 +235,31 @@ def test_rows_of_a_new_chain_come_once(url: str, database: str) -> None:
     # As a query that is restarted plans its last batch again: with the offsets that it has logged.
     assert ids_in(stream, stream.partitions(start, end)) == [row.id for row in ROWS]
     assert ids_in(stream, stream.partitions(end, stream.latestOffset())) == new
+
+
+def test_server_that_lags_never_takes_a_stream_back(url: str, database: str) -> None:
+    head, behind = id_of(ROWS[-1]), id_of(ROWS[49])
+    new = asyncio.run(add_chain(database, CHAIN_ID + 1))
+    stream = stream_of(url)
+    begin, whole = stream.initialOffset(), stream.latestOffset()
+    lag = (
+        "SET session_replication_role = replica",  # without triggers and foreign keys
+        f"UPDATE chain_head SET last_id = {behind} WHERE chain_id = {CHAIN_ID}",
+        f"DELETE FROM chain_head WHERE chain_id = {CHAIN_ID + 1}",
+    )
+    asyncio.run(execute(database, *lag))
+    restarted = stream_of(url)
+    logged = restarted.latestOffset()
+    with pytest.raises(RetryError, match=f"{behind}, .* {head}"):
+        restarted.partitions(whole, logged)
+    with pytest.raises(RetryError, match=f"chain {CHAIN_ID + 1}.* 0, .* {new[-1]}"):
+        stream_of(url).partitions(whole, logged | {str(CHAIN_ID): head})
+    # Both now know where the chains were.
+    for reader in (stream, restarted):
+        assert reader.latestOffset() == whole
+        assert ids_in(reader, reader.partitions(whole, whole)) == []
+    tasks = [each for task in stream.partitions(begin, whole) for each in task.ranges]
+    assert [(each.until_id, each.page_id) for each in tasks] == [(head, head)]
 
 
 def test_stream_begins_after_archived_rows_and_never_steps_over_them(
