@@ -153,14 +153,15 @@ class Reading:
         """Yield the rows of a range in their order, a page at a time.
 
         Pages without a row of these times are left out by the server. Raises RowsArchived for rows
-        that were archived since the range was planned, RowsMissing where pages end before it does.
+        that were archived since the range was planned, RowsMissing where pages end before it does,
+        or the server lags.
         """
         number, at_id = asked.chain_id, asked.after_id
-        found = self.fetch(_SQL["batch_ends"], number, asked.after_id, asked.until_id)
+        found = self._found(asked, _SQL["batch_ends"], number, asked.after_id, asked.until_id)
         ends = np.array([batch["last_id"] for batch in found], np.int64)
         epochs = np.array([batch["epoch"] for batch in found], np.int64)
         while at_id < asked.until_id:
-            pages = self._pages(number, at_id, asked.page_id, times_ns)
+            pages = self._pages(asked, at_id, times_ns)
             # A boundary is set before pages go, so it is read after them.
             boundary_id = self.fetch(filled(SQL["boundary"], number))[0]["boundary_id"]
             if at_id < boundary_id:
@@ -174,13 +175,22 @@ class Reading:
             at_id = pages[-1]["last_id"]
 
     def _pages(
-        self, chain_id: int, after_id: int, until_id: int, times_ns: tuple[int | None, int | None]
+        self, asked: PageRange, after_id: int, times_ns: tuple[int | None, int | None]
     ) -> list[Any]:
         first, last = times_ns
-        given = (chain_id, after_id, until_id, _BYTES, _PAGES)
+        given = (asked.chain_id, after_id, asked.page_id, _BYTES, _PAGES)
         if first is None or last is None:
             return self.fetch(filled(SQL["pages"], *given))
-        return self.fetch(filled(_SQL["pages_of_time"], *given, first, last))
+        return self._found(asked, filled(_SQL["pages_of_time"], *given, first, last))
+
+    def _found(self, asked: PageRange, statement: str, *values: object) -> list[Any]:
+        """Return what there is, which may be nothing, once the head of the same snapshot shows that
+        the server has the range: of several, one that lags may answer.
+        """
+        found = self.fetch(statement, *values)
+        if not found or found[0]["head_id"] < asked.until_id:
+            raise RowsMissing(asked.chain_id, asked.after_id, asked.until_id)
+        return [each for each in found if each["last_id"] is not None]
 
 
 def _rows(asked: PageRange, page: Any, ends: Any, epochs: Any) -> pa.RecordBatch:  # noqa: ANN401

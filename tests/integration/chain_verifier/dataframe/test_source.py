@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import DataSourceReader
@@ -340,6 +341,27 @@ def test_rows_that_go_between_plan_and_read_are_not_left_out(url: str, database:
         ids_in(reader, tasks)
     asyncio.run(archive(database, id_of(ROWS[19])))
     with pytest.raises(RowsArchived):
+        ids_in(reader, tasks)
+
+
+@pytest.mark.parametrize("first_time", [None, 0], ids=["all", "of times"])
+def test_rows_that_the_server_of_a_task_lacks_are_not_left_out(
+    url: str, database: str, first_time: int | None
+) -> None:
+    options = ChainOptions.of({"url": url})
+    if first_time is not None:
+        options = replace(options, first_time_ns=first_time)
+    reader = ChainReader(options)
+    tasks = reader.partitions()
+    asyncio.run(
+        execute(
+            database,
+            f"DELETE FROM chain_event WHERE id > {ROWS[89].id}",
+            "SET session_replication_role = replica",  # without triggers
+            f"UPDATE chain_head SET last_id = {ROWS[89].id} WHERE chain_id = {CHAIN_ID}",
+        )
+    )
+    with pytest.raises(RowsMissing):
         ids_in(reader, tasks)
 
 
