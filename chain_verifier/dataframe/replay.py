@@ -16,6 +16,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, StringType
 
 from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
@@ -92,7 +93,8 @@ def replay(
     Spark keeps it, in RocksDB alone; the orders of a group in one micro-batch fit into memory.
 
     Raises AnalysisException for a fold whose outputs are no columns, SettingError for `states`
-    of a stream, InputError for a stored state without id or digest.
+    of a stream, InputError for a stored state without id or digest, or a digest that is neither
+    bytes nor hex as text.
     """
     ship(rows.sparkSession)
     if until is not None:
@@ -110,6 +112,7 @@ def replay(
     rows = rows.withColumn(_STORED, F.lit(None).cast("binary"))
     count = last_id = 0
     if states is not None:
+        states = _with_bytes(states)
         count, last_id = _seen(states, until)
         # States that are stored meanwhile may be of rows after the heads, which are read later.
         rows = rows.unionByName(
@@ -130,6 +133,16 @@ def replay(
 
 
 _EXPECTED: Final = {"id": "a value in each row", "digest": "bytes, or hex as text, in each row"}
+
+
+def _with_bytes(states: DataFrame) -> DataFrame:
+    """Return `states` with digests as bytes: text is hex. Raises InputError for another type."""
+    kind = states.schema["digest"].dataType
+    if isinstance(kind, StringType):
+        return states.withColumn("digest", F.unhex("digest"))
+    if not isinstance(kind, BinaryType):
+        raise InputError("column digest of the states", kind.simpleString(), _EXPECTED["digest"])
+    return states
 
 
 def _seen(states: DataFrame, until: int | None) -> tuple[int, int]:

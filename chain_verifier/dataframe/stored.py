@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
-from pyspark.sql.types import StringType
 
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.text import reason_of
@@ -70,8 +69,7 @@ def read_states(
 
     `parquet:PATH` and `json:PATH` are files, `table:NAME` is a table of the session's catalog,
     `database:NAME` one of the chain's database, whose rows of other chains are left out where it
-    has a `chain_id`. A digest that is text, as JSON has it, is hex. Raises SettingError for another
-    form, InputError for what cannot be read.
+    has a `chain_id`. Raises SettingError for another form, InputError for what cannot be read.
     """
     kind, _, name = source.partition(":")
     if kind not in _FORMATS or not name:
@@ -91,8 +89,6 @@ def read_states(
         )
     if "chain_id" in found.columns:
         found = found.where(F.col("chain_id") == chain_id)
-    if isinstance(found.schema["digest"].dataType, StringType):
-        found = found.withColumn("digest", F.unhex("digest"))
     return found.select(*STATE_COLUMNS)
 
 

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 import orderchain.spark
+from chain_kernel.errors import InputError
 from chain_verifier.dataframe.fold import Fold, digest_of
 from tests.integration.chain_verifier.conftest import frame_of
 from tests.integration.chain_verifier.dataframe.books import (
@@ -85,6 +86,19 @@ def test_first_stored_state_that_differs_is_reported_by_group_and_id(
     ).differences.collect()
     assert (results["group"], results["id"], results["equal_id"]) == ("sell", ids[30], ids[20])
     assert bytes(results["digest"]) == STRAIGHT["sell"][ids[30]]
+
+
+def test_stored_digest_may_be_hex_and_no_other_type(spark: SparkSession, rows: DataFrame) -> None:
+    ids = sorted(STRAIGHT["sell"])
+    states = stored(spark, {("sell", at): STRAIGHT["sell"][at] for at in (ids[5], ids[20])})
+    text = states.withColumn("digest", F.lower(F.hex("digest")))
+    replayed = orderchain.spark.replay(rows, BOOKS, states=text)
+    assert replayed.compared == 2
+    assert replayed.differences.count() == 0
+    with pytest.raises(InputError, match="digest"):
+        orderchain.spark.replay(rows, BOOKS, states=states.withColumn("digest", F.lit(7)))
+    with pytest.raises(InputError, match="digest"):
+        orderchain.spark.replay(rows, BOOKS, states=text.withColumn("digest", F.lit("no hex")))
 
 
 def test_fold_over_columns_gives_the_same_states(rows: DataFrame) -> None:
