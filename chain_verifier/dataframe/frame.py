@@ -23,7 +23,7 @@ from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import EVENT_TYPES, KEY_BITS, ScanPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, Observation, Row
 
@@ -78,14 +78,14 @@ def verify_frame(
     changes between two looks.
     """
     rows = _rows(frame, {"id": id, "pid": pid, "key": key, _ORDER: order})
-    parts = [_nulls(rows, id, pid)]
+    parts = [_nulls(rows, {"id": id, "pid": pid, _ORDER: order})]
     sound = rows.where(~F.col(HAS_NULL))
     if pid is None:
         parts += [_repeated(sound), _gaps(sound)]
     else:
         parts += _broken_chains(sound, start)
     if order is not None:
-        parts.append(_late(sound))
+        parts.append(_late(sound.where(F.col(_ORDER).isNotNull())))
     found = reduce(lambda one, other: one.unionByName(other), parts)
     if observation is None:
         return found
@@ -113,8 +113,8 @@ def _rows(frame: DataFrame, names: dict[str, str | None]) -> DataFrame:
         _ORDER: _column(names[_ORDER]),
     }
     rows = frame.select(*(column.alias(name) for name, column in columns.items()))
-    needed = ["id", *(["pid"] if names["pid"] else []), *([_ORDER] if names[_ORDER] else [])]
-    return rows.withColumn(HAS_NULL, any_null(tuple(needed)))
+    # A row without a place still links its neighbours.
+    return rows.withColumn(HAS_NULL, any_null(("id", "pid") if names["pid"] else ("id",)))
 
 
 def _column(name: str | None) -> Column:
@@ -130,12 +130,10 @@ def _findings(rows: DataFrame, kind: Kind | None, **fields: Column) -> DataFrame
     )
 
 
-def _nulls(rows: DataFrame, id_name: str, pid_name: str | None) -> DataFrame:
-    named = {"id": id_name} | ({"pid": pid_name} if pid_name else {})
-    columns = [F.when(F.col(role).isNull(), F.lit(name)) for role, name in named.items()]
-    return _findings(
-        rows.where(F.col(HAS_NULL)), Kind.NULL, columns=F.array_compact(F.array(*columns))
-    )
+def _nulls(rows: DataFrame, names: Mapping[str, str | None]) -> DataFrame:
+    columns = [F.when(F.col(role).isNull(), F.lit(name)) for role, name in names.items() if name]
+    found = rows.withColumn("columns", F.array_compact(F.array(*columns)))
+    return _findings(found.where(F.size("columns") > 0), Kind.NULL)
 
 
 # -- ids that count --------------------------------------------------------------------------------

@@ -69,6 +69,15 @@ def test_ids_that_count_are_checked_per_key(spark: SparkSession) -> None:
     assert counts == {"findings": 5, "gap": 2, "out_of_order": 1, "duplicate": 1, "null": 1}
 
 
+def test_row_without_a_place_is_named_and_is_there(spark: SparkSession) -> None:
+    rows = frame_of(spark, "id, pid, offset", "(1, 0, 1)", "(2, 1, CAST(NULL AS INT))", "(3, 2, 3)")
+    for pid in (None, "pid"):
+        found = found_in(verify_frame(rows, pid=pid, order="offset"))
+        assert {tuple(pair for pair in each if pair[0] != "pid") for each in found} == {
+            finding("null", id=2, columns=("offset",))
+        }
+
+
 def test_whole_frame_has_no_finding_and_all_rows_are_one_key(spark: SparkSession) -> None:
     rows = spark.range(FAR - 3, FAR + 3, numPartitions=2)
     assert found_in(verify_frame(rows)) == set()
