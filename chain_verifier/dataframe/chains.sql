@@ -3,16 +3,27 @@
 -- version: the version of the schema
 SELECT version, upgrade_to FROM public.schema_version;
 
--- chains: the heads of the chains $1, or of all where it is NULL, where rows begin that are not
--- archived, and how many rows the batches after that counted
+-- chains: the heads of the chains $1, or of all where it is NULL, and where rows begin that are not
+-- archived
 SELECT h.chain_id, h.last_id,
        coalesce((SELECT max(a.last_id) FROM public.chain_batch a
-                  WHERE a.chain_id = h.chain_id AND a.prev_last_id IS NULL), 0) AS boundary_id,
-       coalesce((SELECT sum(b.row_count) FROM public.chain_batch b
-                  WHERE b.chain_id = h.chain_id AND b.prev_last_id IS NOT NULL), 0)::bigint AS rows
+                  WHERE a.chain_id = h.chain_id AND a.prev_last_id IS NULL), 0) AS boundary_id
   FROM public.chain_head h
  WHERE $1::integer[] IS NULL OR h.chain_id = ANY ($1::integer[])
  ORDER BY h.chain_id;
+
+-- parts: the batches of the chains $1 that hold rows after $2 up to $3, in parts of about $4 rows: where
+-- each ends, and its rows
+SELECT chain_id, max(last_id) AS until_id, sum(row_count)::bigint AS rows
+  FROM (SELECT b.chain_id, b.last_id, b.row_count,
+               (sum(b.row_count) OVER (PARTITION BY b.chain_id ORDER BY b.last_id) - b.row_count)
+               / $4::bigint AS part
+          FROM ROWS FROM (pg_catalog.unnest($1::integer[]), pg_catalog.unnest($2::bigint[]),
+                          pg_catalog.unnest($3::bigint[])) AS r (chain_id, after_id, until_id)
+          JOIN public.chain_batch b ON b.chain_id = r.chain_id AND b.last_id > r.after_id
+                                   AND b.first_id <= r.until_id) s
+ GROUP BY chain_id, part
+ ORDER BY chain_id, part;
 
 -- pages_of_time: as `pages` of `chain_verifier/database.sql`, those alone that have a row with an
 -- event time from $6 to $7; with the chain's head, which also comes without a page

@@ -74,12 +74,19 @@ class ChainHeads:
         Raises as `extents`; RowsArchived where rows between the offsets were archived.
         """
         with Reading(self._options.url) as reading:
-            found: list[PageRange] = []
-            for chain in self._chains(reading):
-                first, last = self._bounds(chain, offsets)
-                if first < last:
-                    found += self._cut(reading, chain, first, last)
-        return found
+            heads = {chain["chain_id"]: chain for chain in self._chains(reading)}
+            bounds = {number: self._bounds(chain, offsets) for number, chain in heads.items()}
+            asked = [(number, *ends) for number, ends in bounds.items() if ends[0] < ends[1]]
+            columns = [[each[i] for each in asked] for i in range(3)]
+            parts = reading.fetch(_SQL["parts"], *columns, self._options.partition_rows)
+        of_chain: dict[int, list[Any]] = {number: [] for number, _, _ in asked}
+        for part in parts:
+            of_chain[part["chain_id"]].append(part)
+        return [
+            each
+            for number, first, last in asked
+            for each in _cut(heads[number], of_chain[number], first, last)
+        ]
 
     def _bounds(
         self,
@@ -107,26 +114,18 @@ class ChainHeads:
             raise ChainMissing(min(missing))
         return found
 
-    def _cut(
-        self,
-        reading: Reading,
-        chain: Any,  # noqa: ANN401 - a record
-        first: int,
-        last: int,
-    ) -> list[PageRange]:
-        number, rows = chain["chain_id"], chain["rows"]
-        count = rows // self._options.partition_rows + 1
-        ends: list[int] = []
-        if count > 1:
-            parts = reading.fetch(filled(SQL["parts"], number, count, first))
-            ends = [part["until_id"] for part in parts]
-        # The last row may be within a page; all other ends are those of batches. This server may
-        # lag, and the one that a task reads not.
-        head = max(chain["last_id"], last)
-        return [
-            PageRange(number, max(a, first), u, head if u == last else u, rows // count)
-            for a, u in page_ranges(ends, first, last)
-        ]
+
+def _cut(chain: Any, parts: Sequence[Any], first: int, last: int) -> list[PageRange]:  # noqa: ANN401
+    """Return the ranges of rows after `first` up to `last`: one for each of the `parts`."""
+    ranges = page_ranges((part["until_id"] for part in parts[:-1]), first, last)
+    rows = sum(part["rows"] for part in parts) // len(ranges)
+    # The last row may be within a page; all other ends are those of batches. This server may lag,
+    # and the one that a task reads not.
+    head = max(chain["last_id"], last)
+    return [
+        PageRange(chain["chain_id"], max(a, first), u, head if u == last else u, rows)
+        for a, u in ranges
+    ]
 
 
 class Reading:

@@ -102,6 +102,17 @@ def test_rows_after_one_id_up_to_another(read: Read, first: int, last: int) -> N
     assert found(frame) == expected(ROWS[first:last])
 
 
+@pytest.mark.parametrize(("first", "last", "tasks"), [(65, 95, 1), (0, 30, 1), (30, 95, 2)])
+def test_rows_of_a_task_are_counted_in_what_is_read(
+    url: str, first: int, last: int, tasks: int
+) -> None:
+    start, until = (id_of(ROWS[n - 1]) if n else 0 for n in (first, last))
+    given = {"url": url, "start": str(start), "until": str(until), "partitionRows": "40"}
+    reader = ChainReader(ChainOptions.of(given))
+    assert len(reader.partitions()) == tasks
+    assert ids_in(reader, reader.partitions()) == [row.id for row in ROWS[first:last]]
+
+
 def test_an_id_that_is_no_row_bounds_as_well(read: Read) -> None:
     gap = next(i for i in range(1, 90) if id_of(ROWS[i]) - id_of(ROWS[i - 1]) > 2)
     between = id_of(ROWS[gap]) - 1
