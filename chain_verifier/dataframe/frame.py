@@ -107,17 +107,18 @@ def _rows(frame: DataFrame, names: dict[str, str | None]) -> DataFrame:
         if role in ("id", "pid") and not is_whole:
             raise InputError(f"column {name}", kind.simpleString(), "a type of whole numbers")
     columns = {
-        "key": _column(names["key"]).cast("string"),
-        "id": _column(names["id"]).cast("bigint"),
-        "pid": _column(names["pid"]).cast("bigint"),
-        _ORDER: _column(names[_ORDER]),
+        "key": column_of(names["key"]).cast("string"),
+        "id": column_of(names["id"]).cast("bigint"),
+        "pid": column_of(names["pid"]).cast("bigint"),
+        _ORDER: column_of(names[_ORDER]),
     }
     rows = frame.select(*(column.alias(name) for name, column in columns.items()))
     # A row without a place still links its neighbours.
     return rows.withColumn(HAS_NULL, any_null(("id", "pid") if names["pid"] else ("id",)))
 
 
-def _column(name: str | None) -> Column:
+def column_of(name: str | None) -> Column:
+    """Return the column of a name, which may have dots; NULL without a name."""
     return F.lit(None) if name is None else F.col(f"`{name.replace('`', '``')}`")
 
 

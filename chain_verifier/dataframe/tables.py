@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
 from chain_kernel.errors import InputError, RetryError
-from chain_verifier.dataframe.frame import KINDS, verify_frame
+from chain_verifier.dataframe.frame import KINDS, column_of, verify_frame
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.errors import as_broken, spark_reason
 
@@ -66,6 +66,7 @@ class TableReport(Struct, frozen=True, kw_only=True):
 
     source: str
     rows: int
+    rows_without_id: int
     first_id: int | None
     last_id: int | None
     counts: dict[str, int]
@@ -125,14 +126,19 @@ def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
 def _reported(
     spark: SparkSession, check: TableCheck, table: DataFrame, found: DataFrame
 ) -> TableReport:
+    ids = column_of(check.id)
     (of_all,) = table.agg(
-        F.count(F.lit(1)).alias("rows"), F.min(check.id).alias("a"), F.max(check.id).alias("b")
+        F.count(F.lit(1)).alias("rows"),
+        F.count_if(ids.isNull()).alias("nulls"),
+        F.min(ids).alias("a"),
+        F.max(ids).alias("b"),
     ).collect()
     counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
     shown = found.orderBy("key", F.coalesce("id", "after_id")).limit(_SHOWN_MAX).collect()
     report = TableReport(
         source=check.source,
         rows=of_all["rows"],
+        rows_without_id=of_all["nulls"],
         first_id=None if of_all["a"] is None else int(of_all["a"]),
         last_id=None if of_all["b"] is None else int(of_all["b"]),
         counts=dict(sorted(counts.items())),
@@ -166,15 +172,15 @@ def _append(found: DataFrame, report: TableReport, table: str) -> None:
 def lineage_event(check: TableCheck, report: TableReport, producer: str) -> dict[str, Any]:
     """Return the run as an event of OpenLineage, with its facets of data quality."""
     stamp = {"_producer": producer}
-    nulls = report.counts.get(Kind.NULL, 0)
-    column = {"nullCount": nulls, "min": report.first_id, "max": report.last_id}
-    known = {name: value for name, value in column.items() if value is not None}
+    ends = {"min": report.first_id, "max": report.last_id}
+    known = {name: value for name, value in ends.items() if value is not None}
+    column = {"nullCount": report.rows_without_id, **known}
     assertions = [
         {"assertion": kind.value, "success": kind.value not in report.counts, "column": check.id}
         for kind in check.kinds
     ]
     facets: dict[str, dict[str, Any]] = {
-        "dataQualityMetrics": {"rowCount": report.rows, "columnMetrics": {check.id: known}},
+        "dataQualityMetrics": {"rowCount": report.rows, "columnMetrics": {check.id: column}},
         "dataQualityAssertions": {"assertions": assertions},
     }
     return {

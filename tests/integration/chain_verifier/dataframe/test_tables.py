@@ -72,6 +72,20 @@ def test_whole_table_ends_with_0_and_an_empty_one_with_3(
     spark.sql(f"DROP VIEW {table}_c")
 
 
+def test_column_with_a_dot_is_checked_and_its_own_nulls_are_counted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = "(1, 0), (2, 1), (3, CAST(NULL AS INT))"
+    spark.sql(f"CREATE TEMPORARY VIEW dotted AS SELECT * FROM VALUES {rows} AS t (`a.id`, `a.pid`)")  # noqa: S608
+    event = tmp_path / "event.json"
+    columns = ("--id", "a.id", "--pid", "a.pid", "--lineage", str(event))
+    assert main(["verify", "--source", "table:dotted", *columns]) == 1
+    spark.sql("DROP VIEW dotted")
+    facets = json.loads(event.read_text(encoding="utf-8"))["inputs"][0]["inputFacets"]
+    metrics = facets["dataQualityMetrics"]["columnMetrics"]
+    assert metrics == {"a.id": {"nullCount": 0, "min": 1, "max": 3}}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
