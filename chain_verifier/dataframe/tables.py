@@ -11,10 +11,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
-from chain_kernel.errors import InputError, RetryError
+from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_verifier.dataframe.frame import KINDS, column_of, verify_frame
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.errors import as_broken, spark_reason
+from chain_verifier.spark.session import loses_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,8 +106,13 @@ def _text(found: Mapping[str, Any]) -> str:
 
 def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
     """Check a table. Raises InputError where it or a column is missing, SourceBroken where it
-    cannot be read to its end, RetryError where findings cannot be appended.
+    cannot be read to its end, RetryError where findings cannot be appended, SettingError where they
+    would end with the session.
     """
+    into = check.findings_table
+    if into is not None and loses_table(spark, into):
+        expected = "a table that stays: by spark-submit, SPARK_REMOTE, or in a catalog of its own"
+        raise SettingError("--findings-table", into, expected)
     try:
         table = spark.table(check.name)
         table.schema  # noqa: B018 - over Connect, only this looks for the table

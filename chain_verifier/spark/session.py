@@ -15,10 +15,11 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
-from pyspark import SparkContext, java_gateway
+from pyspark import SparkConf, SparkContext, java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -98,10 +99,14 @@ _END_SECONDS: Final = 10.0
 _SHUFFLE_PARTITIONS: Final = 4
 """A check shuffles one row per bucket, so more partitions would only be more tasks to start."""
 
+_NEEDED: Final = {
+    **SETTINGS,
+    # The key of a client's certificate and the login's line are options of a topic's reader.
+    "spark.redaction.regex": SPARK_REDACTION_REGEX,
+}
 _COMMON: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    **SETTINGS,
     "spark.sql.shuffle.partitions": str(_SHUFFLE_PARTITIONS),
     # Plans here are small and known; planning them again after each stage costs more than it gains.
     "spark.sql.adaptive.enabled": "false",
@@ -109,16 +114,18 @@ _COMMON: Final = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Only buckets and samples reach the driver; code that wants more is wrong.
     "spark.driver.maxResultSize": "256m",
-    # No table is ever registered.
+    # A catalog on disk would stay in the working directory.
     "spark.sql.catalogImplementation": "in-memory",
-    # The key of a client's certificate and the login's line are options of a topic's reader.
-    "spark.redaction.regex": SPARK_REDACTION_REGEX,
 }
 _LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 _SHORT_RUN: Final = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 """Only Java's quick compiler: a check of a million rows ends before the thorough one has paid for
 itself (measured: Spark's start and a first check of 200,000 rows take 18 s of CPU time, not 28)."""
+
+
+_TEMPORARY: Final = WeakSet[SparkSession]()
+"""Sessions whose own catalog and warehouse end with them."""
 
 
 @contextmanager
@@ -138,8 +145,8 @@ def open_session(
     Raises SettingError when there is no Java or Spark does not start, ConnectError when its
     connectors were never fetched and cannot be fetched now.
 
-    If `spark-submit` started this process, all settings given there apply, above all the master;
-    only a `master` given here takes precedence over it.
+    If `spark-submit` started this process, all settings given there apply, above all the master,
+    but for those that every verification needs; a `master` given here takes precedence over it.
     """
     active = _open_elsewhere()
     if active is not None:
@@ -164,7 +171,19 @@ def open_session(
             _signals_as_before(),
             _stopped(_start(master, Path(folder), tuning, packages)) as session,
         ):
+            _TEMPORARY.add(session)
             yield session
+
+
+def loses_table(spark: SparkSession, table: str) -> bool:
+    """Return whether a table that is made now ends with the session: in no catalog of the user."""
+    if spark not in _TEMPORARY:
+        return False
+    first, dot, _ = table.partition(".")
+    catalog = first.strip("`")
+    if not dot or spark.conf.get(f"spark.sql.catalog.{catalog}", None) is None:
+        catalog = spark.catalog.currentCatalog()
+    return catalog == "spark_catalog"
 
 
 @contextmanager
@@ -264,11 +283,14 @@ def is_submitted(environ: Mapping[str, str]) -> bool:
 def _submitted(master: str | None) -> SparkSession:
     """Return the session of `spark-submit`: jars, memory and master are as given there."""
     builder: Any = SparkSession.builder
-    for name, value in _COMMON.items():
-        builder = builder.config(name, value)
     if master:
         builder = builder.master(master)
     try:
+        SparkContext._ensure_initialized()  # without Java, a SparkConf is empty
+        given = SparkConf()
+        left = {name: value for name, value in _COMMON.items() if not given.contains(name)}
+        for name, value in (_NEEDED | left).items():
+            builder = builder.config(name, value)
         session: SparkSession = builder.getOrCreate()
     except (PySparkRuntimeError, Py4JError, OSError) as error:
         text = str(error).strip() or type(error).__name__
@@ -287,6 +309,7 @@ def _prepare(session: SparkSession) -> None:
 def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: str) -> SparkSession:
     builder: Any = SparkSession.builder.appName("chain-verifier")
     settings = {
+        **_NEEDED,
         **_COMMON,
         **(_LOCAL if (master or LOCAL_MASTER).startswith("local") else {}),
         **({} if master else tuning),

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chainctl.main import main
+from tests.integration.chain_verifier.cluster import spark_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,6 +90,20 @@ def test_column_with_a_dot_is_checked_and_its_own_nulls_are_counted(
     facets = json.loads(event.read_text(encoding="utf-8"))["inputs"][0]["inputFacets"]
     metrics = facets["dataQualityMetrics"]["columnMetrics"]
     assert metrics == {"a.id": {"nullCount": 0, "min": 1, "max": 3}}
+
+
+def test_findings_are_not_appended_to_a_table_that_ends_with_the_command(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"seq": [1, 3]}), tmp_path / "trades")
+    verify = ("verify", "--source", f"table:parquet.`{tmp_path / 'trades'}`", "--id", "seq")
+    done = subprocess.run(
+        [sys.executable, "-m", "chainctl", *verify, "--findings-table", "found"],
+        env=spark_environment(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done
+    assert "--findings-table was 'found', expected a table that stays" in done.stderr
 
 
 @pytest.mark.parametrize(

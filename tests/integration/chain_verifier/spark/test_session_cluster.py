@@ -49,6 +49,14 @@ with open_session(master, kafka=True):
 """Two verifications in one Spark: another one would only start the same executors again."""
 
 
+SHOW = """
+from chain_verifier.spark.session import open_session
+
+with open_session(None) as spark:
+    print(*map(spark.conf.get, ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone")))
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
     with SparkCluster(tmp_path_factory.mktemp("cluster")) as running:
@@ -106,6 +114,20 @@ def run(*arguments: object, settings: Mapping[str, str]) -> Done:
         check=False,
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_settings_given_to_spark_submit_are_kept_unless_a_check_needs_its_own(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "show.py"
+    program.write_text(SHOW)
+    given = ("spark.sql.shuffle.partitions=7", "spark.sql.session.timeZone=CET")
+    done = run(
+        *(SUBMIT, "--master", "local[1]", *(word for each in given for word in ("--conf", each))),
+        program,
+        settings={"CWD": str(tmp_path), "PYSPARK_PYTHON": sys.executable},
+    )
+    assert done.out.split() == ["7", "UTC"], done
 
 
 def test_verify_on_a_cluster_proves_a_chain_and_names_what_is_deleted_then(
