@@ -272,16 +272,16 @@ DECLARE
     dropped integer := 0;
     old     record;
 BEGIN
+    -- First of all: two consumers that waited for each other's horizon would both keep theirs.
+    UPDATE public.inbox_consumer SET horizon = new_horizon
+     WHERE consumer_id = of_consumer AND horizon < new_horizon;
     -- Most calls find nothing to drop, and must not make anybody wait.
-    SELECT min(CASE consumer_id WHEN of_consumer THEN greatest(horizon, new_horizon)
-                    ELSE horizon END::text)::uuid
-      INTO lowest FROM public.inbox_consumer;
+    SELECT horizon INTO lowest FROM public.inbox_consumer ORDER BY horizon LIMIT 1;
     IF NOT EXISTS (SELECT FROM public.inbox WHERE message_id < lowest) THEN
         RETURN 0;
     END IF;
     LOCK TABLE public.inbox IN ACCESS EXCLUSIVE MODE;
-    UPDATE public.inbox_consumer SET horizon = new_horizon
-     WHERE consumer_id = of_consumer AND horizon < new_horizon;
+    -- Once more: a new consumer may have come meanwhile, and have claimed what is old.
     SELECT horizon INTO lowest FROM public.inbox_consumer ORDER BY horizon LIMIT 1;
     FOR old IN
         SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

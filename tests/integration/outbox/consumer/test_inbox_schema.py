@@ -247,6 +247,21 @@ async def test_retire_keeps_what_another_consumer_of_the_database_still_needs(
     assert await admin.fetchval("SELECT count(*) FROM inbox") == 2
 
 
+async def test_two_consumers_of_one_database_both_forget(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    other = await Inbox.open(admin, "ledger", 10.0)
+    await other.know_topics(admin, ["trades"])
+    old = id_at(NOW - 100 * DAY)
+    for each in (inbox, other):
+        async with admin.transaction():
+            await each.claim(admin, [delivery(old)])
+        await each.keep_floors(admin, {TRADES: id_at(NOW)})
+    for each in (inbox, other, inbox):
+        await each.retire(admin, ns(NOW - 3 * DAY))
+    assert await admin.fetchval("SELECT count(*) FROM inbox") == 0
+
+
 async def test_two_consumers_of_one_database_apply_a_message_once_each(
     admin: asyncpg.Connection, inbox: Inbox
 ) -> None:
