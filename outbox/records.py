@@ -338,10 +338,11 @@ class MacMaker:
 
 
 def read_headers(
-    headers: Sequence[tuple[str, bytes]], make_id: Callable[[str], UUID] = UUID
+    headers: Sequence[tuple[str, bytes | None]], make_id: Callable[[str], UUID] = UUID
 ) -> RecordHeaders:
     """Return the content of a received record's headers. Raises BadRecord.
 
+    Without a value, one of the caller's own is empty, and one of ours is as if it were missing.
     `make_id` makes the message's id from its text: a driver may have a faster class for it.
     """
     if len(headers) > RECORD_HEADERS_MAX:
@@ -349,7 +350,10 @@ def read_headers(
     ours: dict[str, bytes] = {}
     own: dict[str, bytes] = {}
     for name, value in headers:
-        (ours if name.startswith(RESERVED_PREFIX) else own)[name] = value
+        if not name.startswith(RESERVED_PREFIX):
+            own[name] = value or b""
+        elif value is not None:
+            ours[name] = value
     oldest = ours.get(OLDEST_UNFINISHED)
     topic = ours.get(CONFIRM_TOPIC)
     return RecordHeaders(

@@ -11,6 +11,7 @@ import outbox
 from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig, Status, draw_message_ids
 from outbox.record_mac import destination_key
+from outbox.records import MAC
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-Headers = list[tuple[str, bytes]]
+Headers = list[tuple[str, bytes | None]]
 
 
 @pytest.fixture
@@ -89,6 +90,7 @@ async def test_forged_record_is_not_applied_and_its_confirm_goes_nowhere(
             sender, clearing.topic,
             # Put together without a key, from a key of another destination, and from a message.
             (None, b"unsigned", changed(headers, message_id=new_id, mac=None)),
+            (None, b"null", [*changed(headers, message_id=new_id, mac=None), (MAC, None)]),
             (b"k", b"payload", changed(headers)),
             (b"other", b"genuine", changed(headers)),
             (b"k", b"genuine", changed(headers, message_id=new_id)),
@@ -108,7 +110,7 @@ async def test_forged_record_is_not_applied_and_its_confirm_goes_nowhere(
             await sender.until_status(message_id, Status.CONSUMED)
     # The first of a kind is logged at once, and the others when the consumer ends.
     assert "passed over 1 record, such as" in caplog.text
-    assert "passed over 9 records, such as" in caplog.text
+    assert "passed over 10 records, such as" in caplog.text
     assert await sender.records(intake) == []
 
 
@@ -117,7 +119,7 @@ async def test_consumer_without_keys_confirms_to_its_own_topics_alone(
 ) -> None:
     clearing = await sender.set_up(confirm_topic=f"confirmed.{sender.name}")
     await make_topics(sender.kafka, intake := f"intake.{sender.name}")
-    headers = [
+    headers: Headers = [
         ("orderchain-destination", b"clearing"), ("orderchain-confirm-token", b"00" * 16),
     ]  # fmt: skip
 

@@ -19,6 +19,7 @@ from outbox.records import (
     CONFIRM_TOPIC,
     CONFIRM_VERSION,
     DESTINATION,
+    MAC,
     MESSAGE_ID,
     OLDEST_UNFINISHED,
     ConfirmRecord,
@@ -71,6 +72,15 @@ def test_own_headers_come_first_so_that_ours_cannot_be_overridden() -> None:
 @pytest.mark.parametrize("value", [b"", b"00" * 15, b"0 " * 16, b"zz" * 16, b"\xff" * 32])
 def test_token_that_cannot_be_read_is_none_and_harms_not_the_message(value: bytes) -> None:
     assert read_headers([*GOOD, (CONFIRM_TOKEN, value)]).confirm_token is None
+
+
+def test_headers_without_a_value_are_empty_and_ours_are_as_if_they_were_missing() -> None:
+    """Kafka allows them, and so does whoever else writes to the topic."""
+    ours = [(name, None) for name in (OLDEST_UNFINISHED, CONFIRM_TOPIC, CONFIRM_TOKEN, MAC)]
+    found = read_headers([*GOOD, *ours, ("trace", None)])
+    assert found == read_headers([*GOOD, ("trace", b"")])
+    assert found.own == {"trace": b""}
+    assert not found.is_made_with((bytes(32),), None, None)
 
 
 def test_headers_of_a_destination_without_confirm_name_no_topic_for_it() -> None:
