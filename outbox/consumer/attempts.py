@@ -301,7 +301,7 @@ class Outcomes:
         confirm = Confirm(
             delivery.message_id.bytes, kind, until_ns, delivery.partition, delivery.offset, proof
         )
-        self.confirms.add(delivery.confirm_topic, confirm)
+        self.confirms.add(delivery.confirm_topic, confirm, delivery.topic)
 
 
 @dataclass(kw_only=True, eq=False)

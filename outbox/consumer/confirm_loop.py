@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,7 +37,7 @@ RECORD_CONFIRMS_MAX: Final = 5_000
 """Confirms in one record: about 250 kB, far below what a broker takes."""
 
 RECORD_PARTITIONS_MAX: Final = 1_000
-"""Partitions whose progress one record reports; a later record reports the rest."""
+"""Partitions whose progress one record reports; the next record reports those after them."""
 
 TOPIC_PAUSE_SECONDS: Final = 5.0
 """How long a topic that could not be sent to is left alone."""
@@ -60,6 +61,9 @@ class ConfirmSender:
         self._troubles = TopicTroubles()
         self._sending: dict[str, asyncio.Task[None]] = {}  # by topic
         self._waiting: dict[str, list[Confirm]] = {}
+        # By topic: the topics whose messages are confirmed there, and the partitions reported.
+        self._sources: dict[str, set[str]] = {}
+        self._reported: dict[str, int] = {}
         self._paused_until: dict[str, float] = {}  # by topic, by the loop's clock
         self.topics: set[str] = set()  # those that a confirm was meant for
         self.is_topic_new = asyncio.Event()
@@ -72,9 +76,10 @@ class ConfirmSender:
         """Connect. Raises ConnectError, RetryError."""
         await self._connect()
 
-    def add(self, topic: str, confirm: Confirm) -> None:
-        """Queue a confirm for the next `flush`."""
+    def add(self, topic: str, confirm: Confirm, source: str) -> None:
+        """Queue a confirm of a message that came from topic `source` for the next `flush`."""
         self.added.set()
+        self._sources.setdefault(topic, set()).add(source)
         if self.count >= WAITING_MAX:
             self.forgotten += 1
             return
@@ -90,7 +95,12 @@ class ConfirmSender:
         if not self._waiting.keys() <= self.topics:
             self.topics |= self._waiting.keys()
             self.is_topic_new.set()
-        reported = [Progress(*place, offset) for place, offset in sorted(progress.items())]
+        waits = Counter(source for topic in self._waiting for source in self._sources[topic])
+        lines: dict[str, list[Progress]] = {}
+        for place, offset in sorted(progress.items()):
+            # Past a confirm that waits for another topic, its message would be taken for lost.
+            if waits[place[0]] == 1:
+                lines.setdefault(place[0], []).append(Progress(*place, offset))
         now = asyncio.get_running_loop().time()
         for topic in self._waiting:
             if topic in self._sending or self._troubles.is_paused(topic):
@@ -99,7 +109,8 @@ class ConfirmSender:
                 continue
             self._paused_until.pop(topic, None)
             # Side by side, each for as long as it takes: none waits for another.
-            work = self._send_all(topic, reported)
+            sources = sorted(self._sources[topic] & lines.keys())
+            work = self._send_all(topic, [line for source in sources for line in lines[source]])
             task = asyncio.create_task(work, name="orderchain confirms")
             self._sending[topic] = task
             task.add_done_callback(partial(self._ended, topic))
@@ -125,13 +136,21 @@ class ConfirmSender:
         while most > 0:
             part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
             is_last = len(part) == most
-            if not await self._send(topic, part, reported if is_last else []):
+            if not await self._send(topic, part, self._next(topic, reported) if is_last else []):
                 break
             del confirms[: len(part)]
             self.count -= len(part)
             most -= len(part)
         if not confirms:
             self._waiting.pop(topic, None)
+
+    def _next(self, topic: str, reported: list[Progress]) -> list[Progress]:
+        """Return what the next record to a topic reports: each partition in its turn."""
+        if len(reported) <= RECORD_PARTITIONS_MAX:
+            return reported
+        at = self._reported.get(topic, 0) % len(reported)
+        self._reported[topic] = at + RECORD_PARTITIONS_MAX
+        return (reported[at:] + reported[:at])[:RECORD_PARTITIONS_MAX]
 
     async def _renew(self) -> None:
         """Discard the producer: its behavior after an error is not to be relied on."""
@@ -141,7 +160,7 @@ class ConfirmSender:
 
     async def _send(self, topic: str, confirms: list[Confirm], reported: list[Progress]) -> bool:
         name = self._config.name
-        value = encode_confirms(name, confirms, reported[:RECORD_PARTITIONS_MAX])
+        value = encode_confirms(name, confirms, reported)
         try:
             producer = self._producer or await self._connect()
             async with asyncio.timeout(self._config.request_seconds):

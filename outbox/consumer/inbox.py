@@ -139,6 +139,7 @@ class WaitingMessage(NamedTuple):
     message_id: UUID
     confirm_topic: str | None
     confirm_token: bytes | None
+    topic: str
     partition: int
     offset: int
 

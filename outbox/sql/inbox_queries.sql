@@ -99,7 +99,7 @@ SELECT p.message_id,
  WHERE p.consumer_id = $1 AND p.message_id = ANY ($2::uuid[]);
 
 -- waiting: up to $4 messages that wait for a parked one of their key, from a place on
-SELECT place, message_id, confirm_topic, confirm_token, topic_partition, record_offset
+SELECT place, message_id, confirm_topic, confirm_token, topic, topic_partition, record_offset
   FROM inbox_parked
  WHERE consumer_id = $1 AND key = $2 AND place > $3 AND due_at IS NULL
  ORDER BY place LIMIT $4;

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from outbox import Confirm, Progress, draw_message_ids
+from outbox.consumer import confirm_loop
+from outbox.consumer.confirm_loop import ConfirmSender
 from outbox.records import APPLIED
 from tests.deadlines import deadline
 
 from .rig import TOKEN, Rig, apply, apply_many
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from outbox.consumer.delivery import Delivery
 
@@ -104,3 +109,41 @@ async def test_confirms_outlast_a_confirm_topic_that_is_not_there_yet(rig: Rig) 
     assert await rig.work_off(consumer, until=last) == ["one", "last"]
     assert await rig.effects() == {"one": 1, "last": 1}
     assert await rig.committed() == 2
+
+
+@pytest.fixture
+async def sender(rig: Rig) -> AsyncIterator[ConfirmSender]:
+    made = ConfirmSender(rig.config(request_seconds=1.0))
+    await made.start()
+    yield made
+    await made.close()
+
+
+def a_confirm() -> Confirm:
+    return Confirm(draw_message_ids(1)[0].bytes, APPLIED, 0, 0, 0, bytes(16))
+
+
+async def test_progress_travels_with_the_confirms_of_its_own_topic_alone(
+    rig: Rig, sender: ConfirmSender
+) -> None:
+    """Past confirms that wait for another topic, it would have their messages taken for lost."""
+    other, shared = f"{rig.topic}.other", f"{rig.topic}.shared"
+    for source in (other, shared):
+        sender.add(f"{rig.topic}.missing", a_confirm(), source)
+    for source in (rig.topic, shared):
+        sender.add(rig.destination.confirm_topic, a_confirm(), source)
+    await sender.flush({(topic, 0): 1 for topic in (rig.topic, other, shared)})
+    (record,) = await rig.confirm_records(2)
+    assert record.progress == [Progress(rig.topic, 0, 1)]
+
+
+async def test_progress_in_more_partitions_than_a_record_holds_is_reported_in_turn(
+    rig: Rig, sender: ConfirmSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirm_loop, "RECORD_PARTITIONS_MAX", 2)
+    for _ in range(3):
+        sender.add(rig.destination.confirm_topic, a_confirm(), rig.topic)
+        await sender.flush({(rig.topic, number): 1 for number in range(3)})
+    records = await rig.confirm_records(3)
+    shown = [[line.partition for line in record.progress] for record in records]
+    assert shown == [[0, 1], [2, 0], [1, 2]]
