@@ -260,17 +260,18 @@ END
 $$;
 
 -- Raises a consumer's horizon to `new_horizon` and drops what is below every consumer's: whole
--- days, except in the default partition. Returns how many partitions went. Meanwhile all claims
--- wait. A claim that began before and has not seen the new horizon must not find the rows gone, or
--- it would work on an applied message again.
+-- days, except in the default partition, whose rows go in pieces, one a call. Returns how many
+-- partitions went. Meanwhile all claims wait. A claim that began before and has not seen the new
+-- horizon must not find the rows gone, or it would work on an applied message again.
 CREATE FUNCTION inbox_retire(of_consumer integer, new_horizon uuid) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER SET lock_timeout = '1s'
     SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    lowest  uuid;
-    dropped integer := 0;
-    old     record;
+    rows_max constant integer := 100000; -- less than a second
+    lowest   uuid;
+    dropped  integer := 0;
+    old      record;
 BEGIN
     -- First of all: two consumers that waited for each other's horizon would both keep theirs.
     UPDATE public.inbox_consumer SET horizon = new_horizon
@@ -294,7 +295,9 @@ BEGIN
         EXECUTE format('DROP TABLE public.%I', old.relname);
         dropped := dropped + 1;
     END LOOP;
-    DELETE FROM public.inbox_default WHERE message_id < lowest;
+    DELETE FROM public.inbox_default WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM public.inbox_default WHERE message_id < lowest LIMIT rows_max
+    ));
     RETURN dropped;
 END
 $$;

@@ -247,6 +247,21 @@ async def test_retire_keeps_what_another_consumer_of_the_database_still_needs(
     assert await admin.fetchval("SELECT count(*) FROM inbox") == 2
 
 
+async def test_retire_of_many_strays_is_done_in_pieces(
+    admin: asyncpg.Connection, inbox: Inbox
+) -> None:
+    """Claims wait meanwhile, and one piece would not end within the deadline of a statement."""
+    await admin.execute(
+        "INSERT INTO inbox SELECT inbox_id_at($1::timestamptz + n * interval '1 ms'), consumer_id,"
+        " 'trades', 0, n, now() FROM inbox_consumer, generate_series(0, 100000) AS n",
+        NOW - 100 * DAY,
+    )
+    await inbox.keep_floors(admin, {TRADES: id_at(NOW)})
+    for left in (1, 0):
+        await inbox.retire(admin, ns(NOW - 3 * DAY))
+        assert await admin.fetchval("SELECT count(*) FROM inbox") == left
+
+
 async def test_two_consumers_of_one_database_both_forget(
     admin: asyncpg.Connection, inbox: Inbox
 ) -> None:
