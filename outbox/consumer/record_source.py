@@ -232,7 +232,7 @@ class DestinationRecords:
         self, consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, int]:
         ends = await _ends(consumer, partitions)
-        committed = {at: await consumer.committed(at) for at in partitions}
+        committed = await _committed(consumer, partitions)
         begins = {at: begin_offset(self._first_start(at), committed[at], ends[at]) for at in ends}
         for at, offset in committed.items():
             if offset is not None and not is_held(offset, ends[at]):
@@ -456,6 +456,14 @@ async def _ends(
         )
         for at in partitions
     }
+
+
+async def _committed(
+    consumer: AIOKafkaConsumer, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, int | None]:
+    """Return the committed offsets, in one request: `consumer.committed` makes one for each."""
+    found = await consumer._coordinator.fetch_committed_offsets(partitions)
+    return {at: found[at].offset if at in found else None for at in partitions}
 
 
 def _kafka_consumer(config: ConsumerConfig) -> AIOKafkaConsumer:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka.consumer.group_coordinator import GroupCoordinator
 
 from chain_kernel.errors import SettingError
 from outbox.consumer.in_hand import ConsumeStart, StartFrom
@@ -102,6 +103,21 @@ async def test_start_counts_once_so_a_new_partition_or_an_expired_offset_loses_n
                 await rig.run_until(consumer, last)
         assert f"{rig.topic}/{partition}: group {rig.topic} has no offset here" in caplog.text
     assert await rig.effects() == Counter(expected)
+
+
+async def test_start_in_many_partitions_of_a_slow_broker_ends_in_time(
+    rig: Rig, messages: list[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request for the committed offsets of all, whatever their number."""
+    await rig.add_partitions(20)
+    fetch = GroupCoordinator.fetch_committed_offsets
+
+    async def slowly(*given: Any) -> Any:
+        await asyncio.sleep(0.1)
+        return await fetch(*given)
+
+    monkeypatch.setattr(GroupCoordinator, "fetch_committed_offsets", slowly)
+    assert await rig.work_off(rig.consumer(request_seconds=1.0), until=messages[-1]) == NOTES
 
 
 async def test_moved_consumer_whose_offsets_expire_begins_where_it_was_moved_to(
