@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chain_kernel.tasks import uninterrupted
 from outbox.consumer.attempts import FreshAttempt, ParkedAttempt
-from outbox.consumer.decisions import InboxDecision, StoredDelivery, by_database, by_filter
+from outbox.consumer.decisions import (
+    InboxDecision,
+    StoredDelivery,
+    by_database,
+    by_filter,
+    strange_ns,
+)
 from outbox.consumer.inbox import AWAY
 
 if TYPE_CHECKING:
@@ -100,7 +106,9 @@ class Admission:
         is_idempotent = self.outcomes.config.idempotent
         outer = connection.transaction(isolation="read_committed")
         await outer.start()
-        delivery = await self.outcomes.inbox.take_due(connection, self.outcomes.clock.wall_ns())
+        now_ns = self.outcomes.clock.wall_ns()
+        strange_from_ns = strange_ns(self.outcomes.config.retries, now_ns)
+        delivery = await self.outcomes.inbox.take_due(connection, now_ns, strange_from_ns)
         if delivery is None:
             await outer.rollback()
             self.outcomes.connections.give_back(connection)

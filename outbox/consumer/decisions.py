@@ -141,6 +141,14 @@ def after_failure(levels: RetryLevels, failures_before: int, now_ns: int) -> Try
     return TryAgain(now_ns + pause_ns(levels, failures), failures)
 
 
+def strange_ns(levels: RetryLevels, now_ns: int) -> int:
+    """Return from when on a time was set by a clock that was ahead: twice the longest pause.
+
+    Twice, since the clocks of a consumer's processes differ.
+    """
+    return now_ns + round(2 * max(levels.levels_seconds) * _NS)
+
+
 def pause_ns(levels: RetryLevels, failures: int) -> int:
     """Return the pause after the failure number `failures` (from 1), in nanoseconds."""
     seconds = levels.levels_seconds[min(failures, len(levels.levels_seconds)) - 1]

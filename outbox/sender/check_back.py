@@ -32,6 +32,7 @@ from chain_kernel.errors import OrderchainError, RefusedError, SettingError
 from chain_kernel.sql import load_sql
 from chain_kernel.text import printable, reason_of
 from outbox.parts import endless
+from outbox.records import DUE_NS_MAX
 from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
 from outbox.sender.sweep import report_abnormal
@@ -192,11 +193,8 @@ class CheckBack:
         `asked` are senders whose answers are awaited, and is kept so. Nothing of theirs is claimed:
         a sender that hangs must not delay the checks of another.
         """
-        now, token = self._now(), uuid4()
-        # A process that dies in between leaves its claims until then; asking twice does no harm.
-        until = now + timedelta(seconds=self._config.ask_seconds * 3)
-        given = now, token, until, self._config.rows_max, list(asked)
-        due = [DueCheck(*row) for row in await self._session.fetch(SQL["claim_checks"], *given)]
+        token = uuid4()
+        due = await self._claim(token, asked)
         by_sender: dict[str, list[DueCheck]] = {}
         used_up: list[DueCheck] = []
         for check in due:
@@ -207,6 +205,19 @@ class CheckBack:
         await self._give_up(token, used_up)
         asked.update(by_sender)
         return len(due), [self._check(token, asked, *group) for group in by_sender.items()]
+
+    async def _claim(self, token: UUID, asked: set[str]) -> list[DueCheck]:
+        config, rules, now = self._config, self._config.rules, self._now()
+        # A process that dies in between leaves its claims until then; asking twice does no harm.
+        claimed = timedelta(seconds=config.ask_seconds * 3)
+        pauses = rules.first_seconds, rules.again_seconds_max, rules.unanswered_seconds
+        # Such a time was set by a clock that was ahead. Twice, since those of services differ.
+        strange = now + 2 * max(claimed, timedelta(seconds=max(pauses)))
+        for first, last in ((time_of(0), now), (strange, time_of(DUE_NS_MAX))):
+            given = last, token, now + claimed, config.rows_max, list(asked), first
+            if rows := await self._session.fetch(SQL["claim_checks"], *given):
+                return [DueCheck(*row) for row in rows]
+        return []
 
     async def _check(
         self, token: UUID, asked: set[str], sender: str, checks: Sequence[DueCheck]

@@ -104,11 +104,11 @@ SELECT place, message_id, confirm_topic, confirm_token, topic, topic_partition, 
  WHERE consumer_id = $1 AND key = $2 AND place > $3 AND due_at IS NULL
  ORDER BY place LIMIT $4;
 
--- take_due: lock one parked message whose time has come; others take other messages
+-- take_due: lock one parked message that is due from $2 to $3; others take other messages
 SELECT message_id, destination, topic, topic_partition, record_offset, received_at, key,
        confirm_topic, confirm_token, headers, payload, failures
   FROM inbox_parked
- WHERE consumer_id = $1 AND due_at <= $2
+ WHERE consumer_id = $1 AND due_at BETWEEN $2 AND $3
  ORDER BY due_at, place
  LIMIT 1
    FOR UPDATE SKIP LOCKED;

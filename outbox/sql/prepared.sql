@@ -3,8 +3,8 @@
 -- decided, so an answer that comes after the decision changes nothing. Rows are looked up by `= ANY
 -- (ARRAY[...])`: see store.sql.
 
--- claim_checks: claim checks that are due at $1 by token $2, and look again at $3; at most $4 rows,
--- none of senders $5, those due for longest first
+-- claim_checks: claim checks that are due from $6 to $1 by token $2, and look again at $3; at most
+-- $4 rows, none of senders $5, those due for longest first
 -- Senders are found one after the other, not row by row: what is due to one costs others nothing.
 WITH RECURSIVE known (sender) AS (
     SELECT min(asked) FROM outbox_pending WHERE asked >= ''
@@ -16,7 +16,7 @@ WITH RECURSIVE known (sender) AS (
       FROM known
      CROSS JOIN LATERAL (
             SELECT message_id, consumer, next_send_at FROM outbox_pending
-             WHERE asked = known.sender AND next_send_at <= $1 AND status = 4
+             WHERE asked = known.sender AND next_send_at BETWEEN $6 AND $1 AND status = 4
              ORDER BY next_send_at LIMIT $4) AS pending
      WHERE known.sender <> ALL ($5::text[])
      ORDER BY pending.next_send_at LIMIT $4
@@ -27,7 +27,7 @@ WITH RECURSIVE known (sender) AS (
      CROSS JOIN LATERAL (
             SELECT message_id, consumer FROM outbox_pending
              WHERE message_id = ANY (ARRAY[longest.message_id]) AND consumer = longest.consumer
-               AND next_send_at <= $1 AND status = 4
+               AND next_send_at BETWEEN $6 AND $1 AND status = 4
                FOR UPDATE SKIP LOCKED) AS pending
 ), claimed AS (
     UPDATE outbox_pending AS pending

@@ -92,7 +92,7 @@ async def unpark_all(server: PostgresServer, database: str) -> list[UUID]:
         inbox = await Inbox.open(connection, "ledger", LONG_SECONDS)
         while True:
             async with connection.transaction():
-                delivery = await inbox.take_due(connection, 2)
+                delivery = await inbox.take_due(connection, 2, 3)
                 if delivery is None:
                     return done
                 assert await inbox.record(connection, delivery)

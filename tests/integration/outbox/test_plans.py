@@ -55,7 +55,7 @@ HOT: dict[str, Sequence[Any]] = {
 
 
 PREPARED: dict[str, Sequence[Any]] = {
-    "claim_checks": (NOW, TOKENS[0], NOW, 100, ["payments"]),
+    "claim_checks": (NOW, TOKENS[0], NOW, 100, ["payments"], NOW),
     "ask_again": (IDS, [1] * 500, [NOW] * 500, ["why"] * 500, TOKENS[0]),
     "checks_used_up": (IDS, [1] * 500, TOKENS[0], (4,)),
     "committed": (IDS, (4,), None),
@@ -204,7 +204,7 @@ async def test_what_is_due_is_read_as_far_as_the_limit_goes(
     now = datetime.now(UTC)
     statement, values = {
         "due": (SQL["due"], (NOW, 10, (0, 1), [], [], 10)),
-        "claim_checks": (PREPARED_SQL["claim_checks"], (now, TOKENS[0], now, 10, ["hangs"])),
+        "claim_checks": (PREPARED_SQL["claim_checks"], (now, TOKENS[0], now, 10, ["hangs"], NOW)),
     }[name]
     ((plan,),) = await session.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", *values)
     assert sum(rows_read(json.loads(plan)[0]["Plan"])) < 100, plan

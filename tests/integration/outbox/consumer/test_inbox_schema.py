@@ -77,7 +77,7 @@ async def test_consumer_role_may_do_all_that_a_consumer_does(
         await inbox.judge(consumer_role, [one])
         assert await inbox.admit(consumer_role, [two]) == {two.message_id}
         await inbox.park(consumer_role, two, failures=1, due_ns=ns(NOW), error="no")
-        assert await inbox.take_due(consumer_role, ns(NOW)) is not None
+        assert await inbox.take_due(consumer_role, ns(NOW), ns(NOW + DAY)) is not None
         await inbox.park_again(consumer_role, two, failures=2, due_ns=ns(NOW), error="no")
         assert await inbox.record(consumer_role, two)
         await inbox.bury(consumer_role, two, failures=2, reason="tries used up", error="no")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 START_NS = 1_800_000_000_000_000_000
 SECOND = 1_000_000_000
+DAY = 86_400.0
 SOON = RetryLevels(levels_seconds=(1.0,), tries_max=2)
 
 
@@ -109,6 +110,27 @@ async def test_poison_message_is_tried_by_the_default_levels_and_then_dead_once(
     assert now_ns - START_NS == (4 * 3600 + 45 * 60 + 40) * SECOND
     assert consumer.stats().dead == 1
     assert await rig.admin.fetchval("SELECT count(*) FROM inbox_parked") == 0
+
+
+async def test_message_that_failed_while_the_clock_was_ahead_is_tried_once_it_is_right(
+    rig: Rig,
+) -> None:
+    clock = HandClock(START_NS)
+    handler = Recorder(clock, "poison")
+    message = rig.message("poison", key="K")
+    await rig.send(message)
+    clock.go(DAY)
+    async with rig.consumer(clock=clock, filter=Filter()) as consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        assert await handler.next() == ("poison", clock.now_ns, 0)
+        await until(rig, HAS_FAILED, message.message_id, 1)
+        clock.go(-DAY)
+        assert await handler.next() == ("poison", START_NS, 1)
+        await until(rig, HAS_FAILED, message.message_id, 2)
+        consumer.stop()
+        await running
+    due_at = await rig.admin.fetchval("SELECT due_at FROM inbox_parked")
+    assert due_at == datetime.fromtimestamp(START_NS / 1e9 + LEVELS_SECONDS[1], tz=UTC)
 
 
 async def test_each_failure_reports_until_when_and_a_repeat_reports_it_again(

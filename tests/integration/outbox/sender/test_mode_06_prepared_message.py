@@ -253,6 +253,16 @@ async def test_check_is_not_asked_once_the_decision_has_arrived(
     assert business.asked == []
 
 
+async def test_message_prepared_while_the_clock_was_ahead_is_checked_once_it_is_right(
+    sender: Sender, desk: Desk
+) -> None:
+    await sender.set_up()
+    desk.clock.go(86_400)
+    message_id = await desk.prepare()
+    assert await desk.check_after(-86_400) == 1
+    assert await desk.status(message_id) is Status.CANCELLED
+
+
 @pytest.mark.parametrize("late", [Answer.UNKNOWN, Answer.NOT_DONE, None])
 async def test_answer_that_comes_after_the_decision_changes_nothing(
     sender: Sender, desk: Desk, business: Business, late: Answer | None
