@@ -270,35 +270,38 @@ AS $$
 DECLARE
     rows_max constant integer := 100000; -- less than a second
     lowest   uuid;
-    dropped  integer := 0;
-    old      record;
+    old_days name[];
+    old_day  name;
 BEGIN
     -- First of all: two consumers that waited for each other's horizon would both keep theirs.
     UPDATE public.inbox_consumer SET horizon = new_horizon
      WHERE consumer_id = of_consumer AND horizon < new_horizon;
-    -- Most calls find nothing to drop, and must not make anybody wait.
     SELECT horizon INTO lowest FROM public.inbox_consumer ORDER BY horizon LIMIT 1;
-    IF NOT EXISTS (SELECT FROM public.inbox WHERE message_id < lowest) THEN
-        RETURN 0;
-    END IF;
-    LOCK TABLE public.inbox IN ACCESS EXCLUSIVE MODE;
-    -- Once more: a new consumer may have come meanwhile, and have claimed what is old.
-    SELECT horizon INTO lowest FROM public.inbox_consumer ORDER BY horizon LIMIT 1;
-    FOR old IN
+    old_days := ARRAY(
         SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
          WHERE i.inhparent = 'public.inbox'::regclass
            -- CASE, since conditions are evaluated in any order, and only these names hold a date.
            AND CASE WHEN c.relname ~ '^inbox_[0-9]{8}$'
                     THEN inbox_id_at((substr(c.relname, 7)::date + 1)::timestamp AT TIME ZONE 'UTC')
-                END <= lowest
-    LOOP
-        EXECUTE format('DROP TABLE public.%I', old.relname);
-        dropped := dropped + 1;
+                END <= lowest);
+    -- Most calls find nothing to drop, and must not make anybody wait.
+    IF cardinality(old_days) = 0
+       AND NOT EXISTS (SELECT FROM public.inbox_default WHERE message_id < lowest) THEN
+        RETURN 0;
+    END IF;
+    LOCK TABLE public.inbox IN ACCESS EXCLUSIVE MODE;
+    -- A new consumer may have come meanwhile, and have claimed what is old.
+    IF EXISTS (SELECT FROM public.inbox_consumer WHERE horizon < lowest) THEN
+        RETURN 0;
+    END IF;
+    FOREACH old_day IN ARRAY old_days LOOP
+        -- Another call may have been first.
+        EXECUTE format('DROP TABLE IF EXISTS public.%I', old_day);
     END LOOP;
     DELETE FROM public.inbox_default WHERE ctid = ANY (ARRAY(
         SELECT ctid FROM public.inbox_default WHERE message_id < lowest LIMIT rows_max
     ));
-    RETURN dropped;
+    RETURN cardinality(old_days);
 END
 $$;
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import pytest
 
 from outbox.acts import DeadLetterFilter, DeadLetters
@@ -15,8 +16,6 @@ from outbox.message import MessageIds, draw_message_ids
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from uuid import UUID
-
-    import asyncpg
 
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -244,6 +243,25 @@ async def test_retire_keeps_what_another_consumer_of_the_database_still_needs(
         await other.claim(admin, [delivery(old)])
     await inbox.keep_floors(admin, {TRADES: id_at(NOW)})
     await inbox.retire(admin, ns(NOW))
+    assert await admin.fetchval("SELECT count(*) FROM inbox") == 2
+
+
+async def test_retire_waits_for_no_claim_while_it_drops_nothing(
+    admin: asyncpg.Connection, inbox: Inbox, database: str
+) -> None:
+    """Below the horizon there is nearly always a part of its day."""
+    await inbox.extend(admin, ns(NOW))
+    day = NOW.replace(hour=0, minute=0, second=0)
+    async with admin.transaction():
+        await inbox.claim(admin, [delivery(id_at(day))])
+    await inbox.keep_floors(admin, {TRADES: id_at(day + timedelta(hours=23))})
+    other = await asyncpg.connect(database)
+    try:
+        async with other.transaction():
+            await inbox.claim(other, [delivery(id_at(day + timedelta(hours=23)))])
+            assert await inbox.retire(admin, ns(day + timedelta(hours=1))) is not None
+    finally:
+        await other.close()
     assert await admin.fetchval("SELECT count(*) FROM inbox") == 2
 
 
