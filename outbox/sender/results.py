@@ -167,7 +167,7 @@ class AckWriter:
         self._stats.failed += await _written(self._failures, self._store.write_failures)
         if self._finals:
             finals = list(self._finals)
-            self._stats.done_by_broker += await self._store.finish_by_broker(finals)
+            self._stats.done_by_broker += await self._store.write_acks(finals, are_final=True)
             del self._finals[: len(finals)]
         acks = self._old if spares_young else self._old | self._young
         self._old, self._young = (self._young if spares_young else {}), {}

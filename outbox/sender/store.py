@@ -118,18 +118,27 @@ class RelayStore:
 
     # ------------------------------------------------------------------ what sends have led to
 
-    async def write_acks(self, acks: Sequence[BrokerAck]) -> int:
-        """Write status 1; return how many deliveries had kept their claim."""
-        fields = "message_id", "token", "topic", "partition", "offset"
-        written = columns(sorted(acks, key=_BY_ID), *fields)
-        return await self._write.execute(
-            SQL["acknowledged"], *written, sources(Change.ACKNOWLEDGED)
-        )
+    async def write_acks(self, acks: Sequence[BrokerAck], *, are_final: bool = False) -> int:
+        """Write status 1, or done if no confirm is asked for; return how many had their claim.
 
-    async def finish_by_broker(self, acks: Sequence[BrokerAck]) -> int:
-        """Move deliveries to outbox_done whose destination asks for no confirm."""
-        done = columns(sorted(acks, key=_BY_ID), "message_id", "token")
-        return await self._write.execute(SQL["done_by_broker"], *done, sources(Change.ACKNOWLEDGED))
+        Each delivery decides which: its destination may have changed after it was stored.
+        `are_final` is which of them to expect; the other one is written for those that are left.
+        """
+        left, count = sorted(acks, key=_BY_ID), 0
+        for is_final in (are_final, not are_final):
+            if left:
+                rows = await self._write_acked(left, is_final=is_final)
+                written = {row["message_id"] for row in rows}
+                left = [ack for ack in left if ack.message_id not in written]
+                count += len(rows)
+        return count
+
+    async def _write_acked(self, acks: Sequence[BrokerAck], *, is_final: bool) -> list[Record]:
+        """Write those that the acknowledgement finishes, or only those that it does not."""
+        statement = SQL["done_by_broker" if is_final else "acknowledged"]
+        place = () if is_final else ("topic", "partition", "offset")
+        given = columns(acks, "message_id", "token", *place)
+        return await self._write.fetch(statement, *given, sources(Change.ACKNOWLEDGED))
 
     async def write_failures(self, failures: Iterable[tuple[UUID, UUID, str]]) -> None:
         """Write why sends failed, by message, token and reason."""

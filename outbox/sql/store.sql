@@ -97,7 +97,8 @@ SELECT message_id, destination, payload, key, headers
   FROM outbox_message
  WHERE message_id = ANY($1::uuid[]) AND message_id BETWEEN $2 AND $3
 
--- acknowledged: the broker has them: status 1, a try, by token, from one of the statuses $6
+-- acknowledged: the broker has them: status 1, a try, by token, from one of the statuses $6, if a
+-- confirm is asked for, which the row says: its destination may have changed since
 UPDATE outbox_pending AS pending
    SET status = 1, send_count = pending.send_count + 1, claim_count = 0, claim_token = NULL,
        topic = acked.topic, "partition" = acked."partition", "offset" = acked."offset",
@@ -105,18 +106,20 @@ UPDATE outbox_pending AS pending
   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::integer[], $5::bigint[])
     AS acked (message_id, token, topic, "partition", "offset")
  WHERE pending.message_id = ANY (ARRAY[acked.message_id]) AND pending.claim_token = acked.token
-   AND pending.status = ANY($6::smallint[])
+   AND pending.status = ANY($6::smallint[]) AND pending.consumer <> ''
+RETURNING pending.message_id
 
 -- done_by_broker: the same if that is the end, since no confirm is asked for
 WITH gone AS (
     DELETE FROM outbox_pending AS pending
      USING unnest($1::uuid[], $2::uuid[]) AS acked (message_id, token)
      WHERE pending.message_id = ANY (ARRAY[acked.message_id]) AND pending.claim_token = acked.token
-       AND pending.status = ANY($3::smallint[])
+       AND pending.status = ANY($3::smallint[]) AND pending.consumer = ''
     RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count
 )
 INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)
 SELECT message_id, consumer, destination, 1, send_count + 1 FROM gone
+RETURNING message_id
 
 -- failed: a send failed that the broker may have seen: a try; the time to look again stays
 UPDATE outbox_pending AS pending

@@ -11,6 +11,7 @@ from chain_kernel.errors import SettingError
 from outbox import (
     Destination,
     DestinationMissing,
+    Status,
     add,
     change_destination,
     create_destination_topics,
@@ -60,6 +61,32 @@ async def test_destination_of_a_message_that_is_being_added_is_not_removed(sende
     await remove_destination(operator, "d")
     with pytest.raises(DestinationMissing):
         await remove_destination(operator, "d")
+
+
+NO_CONFIRM: dict[str, Any] = {"confirm": "none"}
+ONE: dict[str, Any] = {"consumers": ("a",)}
+TWO: dict[str, Any] = {"consumers": ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(NO_CONFIRM, ONE), (NO_CONFIRM, TWO), (ONE, NO_CONFIRM), (TWO, NO_CONFIRM)],
+)
+async def test_relay_that_knows_the_old_confirm_goes_by_what_is_stored(
+    sender: Sender, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    known = await sender.set_up(**before)
+    async with sender.relay() as relay:
+        await relay.keep()
+        await sender.set_up(**after)
+        relay._parcel_sender.destinations = {known.name: known}  # until it reads them again
+        await sender.store(3)
+        await sender.until_counted(relay, sent=3)
+        await relay.settle()
+    pending = {(row["consumer"], row["status"], row["topic"]) for row in await sender.pending()}
+    awaited = after.get("consumers", ())
+    assert pending == {(each, Status.CONFIRMED, known.topic) for each in awaited}
+    assert len(await sender.done()) == (0 if awaited else 3)
 
 
 async def test_destination_is_saved_with_its_topics(sender: Sender) -> None:
