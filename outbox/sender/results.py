@@ -88,8 +88,9 @@ class AckWriter:
         self._config = config
         self._store = store
         self._stats = stats
-        self._young: dict[UUID, BrokerAck] = {}
-        self._old: dict[UUID, BrokerAck] = {}  # those that have waited for long enough
+        # By message and its only consumer.
+        self._young: dict[tuple[UUID, str], BrokerAck] = {}
+        self._old: dict[tuple[UUID, str], BrokerAck] = {}  # those that have waited for long enough
         self._shared: list[BrokerAck] = []
         self._finals: list[BrokerAck] = []
         self._failures: list[tuple[UUID, UUID, str]] = []
@@ -108,7 +109,8 @@ class AckWriter:
         if destination.confirm == "none":
             self._finals += acks
         elif len(destination.consumers) == 1:
-            self._young.update((ack.message_id, ack) for ack in acks)
+            (consumer,) = destination.consumers
+            self._young.update(((ack.message_id, consumer), ack) for ack in acks)
         else:
             # The confirm of one consumer says nothing about the others: always written.
             self._shared += acks
@@ -128,12 +130,15 @@ class AckWriter:
     def cut_off(self, claims: MessageClaims) -> None:
         """Leave them claimed until their time: the sweep finds them then."""
 
-    def overtaken(self, message_ids: Iterable[UUID]) -> None:
-        """Forget acknowledgements of messages whose only consumer has confirmed."""
+    def overtaken(self, applied: Iterable[tuple[UUID, str]]) -> None:
+        """Forget acknowledgements of messages whose only consumer has confirmed.
+
+        A reader that is not asked to confirm may have confirmed as well.
+        """
         before = len(self._young) + len(self._old)
-        for message_id in message_ids:
-            if self._young.pop(message_id, None) is None:
-                self._old.pop(message_id, None)
+        for delivery in applied:
+            if self._young.pop(delivery, None) is None:
+                self._old.pop(delivery, None)
         self._stats.acks_overtaken += before - len(self._young) - len(self._old)
 
     async def run(self) -> None:
@@ -377,7 +382,7 @@ class ConfirmIntake:
         self._progress = {}
 
     async def _apply(self, applied: list[tuple[UUID, str]]) -> None:
-        self.acks.overtaken(message_id for message_id, _ in applied)
+        self.acks.overtaken(applied)
         done = await self.store.apply(applied)
         stats = self.stats
         stats.consumed += done.consumed

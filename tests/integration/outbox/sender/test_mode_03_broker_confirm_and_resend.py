@@ -16,6 +16,8 @@ from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
 
+from ..conftest import CONSUMER
+
 if TYPE_CHECKING:
     from local_stack import KafkaServer
 
@@ -83,7 +85,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
         async with deadline():
             while not relay.stats().sent:  # noqa: ASYNC110 - a counter, not an event
                 await asyncio.sleep(0.02)
-        relay._acks.overtaken([message_id])  # the only memory of it
+        relay._acks.overtaken([(message_id, CONSUMER)])  # the only memory of it
     assert (await sender.statuses())[message_id] is Status.INIT
     async with sender.relay() as relay:
         assert await relay.sweep() == 0  # claimed, and not due yet

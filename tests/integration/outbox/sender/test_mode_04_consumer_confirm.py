@@ -90,6 +90,20 @@ async def test_confirm_that_comes_before_the_acknowledgement_was_written_spares_
         assert relay.stats().acks_written == 0
 
 
+async def test_confirm_of_a_reader_that_is_not_listed_leaves_the_acknowledgement(
+    sender: Sender,
+) -> None:
+    clearing = await sender.set_up()
+    async with sender.relay(ack_linger_seconds=10.0) as relay:
+        (message_id,) = await sender.store()
+        await sender.until_counted(relay, sent=1)
+        await sender.confirm(clearing, message_id, consumer="somebody-else")
+        await sender.until_counted(relay, unknown=1)
+        await relay.settle()
+    (row,) = await sender.pending()
+    assert (row["status"], row["offset"], row["send_count"]) == (Status.CONFIRMED, 0, 1)
+
+
 async def test_confirm_for_an_unknown_id_and_records_of_garbage_are_counted_and_harmless(
     sender: Sender,
 ) -> None:
