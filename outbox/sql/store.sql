@@ -109,12 +109,13 @@ UPDATE outbox_pending AS pending
    AND pending.status = ANY($6::smallint[]) AND pending.consumer <> ''
 RETURNING pending.message_id
 
--- done_by_broker: the same if that is the end, since no confirm is asked for
+-- done_by_broker: the same if that is the end, since no confirm is asked for: by length, since by an
+-- `=` the planner would find all of those in the index, and not these
 WITH gone AS (
     DELETE FROM outbox_pending AS pending
      USING unnest($1::uuid[], $2::uuid[]) AS acked (message_id, token)
      WHERE pending.message_id = ANY (ARRAY[acked.message_id]) AND pending.claim_token = acked.token
-       AND pending.status = ANY($3::smallint[]) AND pending.consumer = ''
+       AND pending.status = ANY($3::smallint[]) AND length(pending.consumer) = 0
     RETURNING pending.message_id, pending.consumer, pending.destination, pending.send_count
 )
 INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)
