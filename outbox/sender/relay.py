@@ -250,9 +250,12 @@ class Relay(ServiceOfParts):
 
     async def keep(self) -> None:
         """Make and drop partitions, and read the destinations again, now. Raises RetryError."""
+        await self._read_destinations()
+        await self._retention.keep()
+
+    async def _read_destinations(self) -> None:
         self._parcel_sender.destinations = await self._store.destinations()
         self._intake.refresh()
-        await self._retention.keep()
 
     async def settle(self) -> None:
         """Return once everything handed over is sent and written.
@@ -301,7 +304,8 @@ class Relay(ServiceOfParts):
 
     async def _keep_tidy(self) -> None:
         while True:
-            await self.keep()
+            await self._read_destinations()
+            await self._retention.try_to_keep()
             await asyncio.sleep(self._config.upkeep_seconds)
 
 

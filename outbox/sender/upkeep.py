@@ -26,8 +26,8 @@ from chain_kernel.clients.kafka_errors import connecting
 from chain_kernel.clients.postgres import fetch_of_owner
 from chain_kernel.clients.topics import create_topic
 from chain_kernel.clock import SystemClock, time_of
-from chain_kernel.errors import SettingError
-from chain_kernel.text import counted
+from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.text import counted, reason_of
 from outbox.destination import Destination, changed_destination
 from outbox.errors import DestinationMissing
 from outbox.roles import OUTBOX_OPERATOR
@@ -100,6 +100,17 @@ class Retention:
     clock: Clock
     stats: RelayStats
     _is_full: bool = field(default=False, init=False)
+
+    async def try_to_keep(self) -> None:
+        """Do one round, or leave it to the next one.
+
+        To drop what somebody reads (pg_dump, a long report) is not tried again at once: each
+        attempt makes everybody who adds messages wait for the lock.
+        """
+        try:
+            await self.keep()
+        except RetryError as error:
+            _log.warning("the outbox's retention has to wait: %s", reason_of(error))
 
     async def keep(self) -> UpkeepReport:
         """Do one round. Raises RetryError if a lock was not available: retry later.

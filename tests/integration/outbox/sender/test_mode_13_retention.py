@@ -176,6 +176,29 @@ async def test_partition_with_too_many_unfinished_messages_stays_whole(sender: S
         assert await sender.admin.fetchval("SELECT count(*) FROM outbox_partition") == tables_now
 
 
+async def test_partition_that_is_being_read_waits_for_a_later_round(
+    sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each attempt to drop it makes all who add messages wait: so it is not tried again at once."""
+    await keep_by_hand(sender)
+    clock = HandClock(at_hours(100))
+    reading = sender.admin.transaction()
+    await reading.start()
+    await sender.admin.execute("LOCK TABLE outbox_message IN ACCESS SHARE MODE")  # as pg_dump does
+
+    async def has_failed() -> bool:
+        return "lock timeout" in caplog.text
+
+    async with sender.relay(clock=clock, upkeep_seconds=3600.0) as relay:
+        await sender.until(has_failed)
+        assert "the outbox's retention has to wait" in caplog.text
+        assert "retention: " not in caplog.text  # its part goes on
+        await reading.rollback()
+        assert relay.stats().partitions_dropped == 0
+        await relay.keep()
+        assert relay.stats().partitions_dropped > 0
+
+
 async def test_second_watermark_refuses_to_add_until_history_was_dropped(sender: Sender) -> None:
     clearing = await sender.set_up()
     business = await sender.connect()
