@@ -26,6 +26,7 @@ from msgspec import Struct
 from chain_kernel.clients.kafka import (
     AIOKafkaProducer,
     InvalidTopicError,
+    KafkaError,
     MessageSizeTooLargeError,
     TopicAuthorizationFailedError,
     end_client,
@@ -58,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 MISSING: Final = "is not there, or hidden from this login"
 CLOSED: Final = "may not be written to by this login"
+WRONG_TIME: Final = "refuses the time of this machine: its clock or the broker's is wrong"
 
 _LOOKS: Final = 5
 """Looks at a topic that is not known: a broker that creates topics on request needs a moment."""
@@ -186,9 +188,17 @@ _ID: Final = attrgetter("message_id")
 
 SEND_ERRORS: Final = (*DRIVER_ERRORS, OrderchainError)
 
-_CLOSED_ERRORS: Final = (TopicAuthorizationFailedError, InvalidTopicError)
-"""Errors with which a broker has stored nothing of a topic's batch; with any other it may have
-stored it."""
+_INVALID_TIMESTAMP: Final = 32
+"""Kafka's number of the error: the batch's time is too far from the broker's."""
+
+
+def _why_refused(error: Exception) -> str | None:
+    """Return why a broker has stored nothing of a batch; None if it may have stored it."""
+    if isinstance(error, (TopicAuthorizationFailedError, InvalidTopicError)):
+        return CLOSED
+    # Only errors that a broker answers with have a number.
+    number = getattr(error, "errno", None) if isinstance(error, KafkaError) else None
+    return WRONG_TIME if number == _INVALID_TIMESTAMP else None
 
 
 class Sent(Struct):
@@ -299,9 +309,9 @@ class MessageSender:
                 self.troubles.is_over(sent.topic)
         except SEND_ERRORS as error:
             sent.error = self._refused(sent.topic, error)
-            if isinstance(error, _CLOSED_ERRORS):
+            if (why := _why_refused(error)) is not None:
                 sent.was_refused = True
-                self.troubles.found(sent.topic, CLOSED)
+                self.troubles.found(sent.topic, why)
 
     def _refused(self, topic: str, error: Exception) -> Exception:
         """Return `error` in words if the broker's access control has refused the topic."""

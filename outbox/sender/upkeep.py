@@ -197,8 +197,9 @@ _ACT_SECONDS: Final = 30.0
 
 _CLOSE_SECONDS: Final = 2.0
 
-_TOPIC_SETTINGS: Final = {"cleanup.policy": "delete"}
-"""Set whatever the brokers' default is: a compacted topic would lose messages that share a key."""
+_TOPIC_SETTINGS: Final = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+"""Set whatever the brokers' default is: a compacted topic would lose messages that share a key, and
+by a sender's clock that is wrong records would be refused, or removed early."""
 
 
 async def save_destinations(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import outbox
-from outbox import Message, Status, draw_message_ids
+from outbox import Destination, Message, Status, draw_message_ids, save_destinations
+from outbox.records import read_headers
+from outbox.roles import OUTBOX_OPERATOR
+from outbox.sender import message_sender
 from tests.builders.listeners import proxied_ports
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
@@ -170,3 +175,31 @@ async def test_topic_that_refuses_a_message_does_not_harm_the_others(sender: Sen
     done = {row["message_id"] for row in await sender.done()}
     assert done == set(small)
     assert await sender.sent(clearing) == []
+
+
+async def test_clock_ahead_of_the_brokers_counts_no_try(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clearing = await sender.set_up(tries_max=1)  # on a topic of the broker's defaults
+    made = Destination(name="made", topic=f"made.{sender.name}", confirm="none", tries_max=1)
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    await save_destinations(operator, [made], create_topics=sender.kafka)
+    ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 2 * 3_600 * 10**9)
+    monkeypatch.setattr(message_sender, "time", ahead)
+    async with sender.relay() as relay:
+        (made_id,) = await sender.store(destination="made")
+        await sender.until_true("SELECT count(*) = 1 FROM outbox_done")
+        (message_id,) = await sender.store()
+        await sender.until_true("SELECT reason LIKE '%clock%' FROM outbox_trouble")
+        await relay.settle()
+        (row,) = await sender.pending()
+        assert (row["status"], row["send_count"]) == (Status.INIT, 0)
+        assert "InvalidTimestamp" in row["last_error"]
+        monkeypatch.undo()
+        relay._sender.troubles.is_over(clearing.topic)  # as after its pause
+        await sender.until_status(message_id, Status.CONFIRMED)
+        await relay.settle()
+    assert await sender.sent(clearing) == [message_id]
+    (record,) = await sender.records(made.topic)
+    assert read_headers(record.headers).message_id == made_id
+    assert record.timestamp <= time.time_ns() // 10**6  # the broker's
