@@ -126,6 +126,16 @@ def _with_headers(message: Message, carried: Mapping[str, str]) -> Message:
     return replace(message, headers=headers)
 
 
+def check_new_message(message: Message) -> None:
+    """As `check_message`; and its id must be a UUIDv7: its time is what partitions go by.
+
+    What is stored already is not asked for that.
+    """
+    check_message(message)
+    if message.message_id.version != _VERSION >> 12:
+        raise MessageError("message_id", message.message_id, "a UUIDv7")
+
+
 def check_message(message: Message) -> None:
     """Raise MessageError naming the field, if `message` can't be stored and sent as it is."""
     if not isinstance(message.message_id, UUID):

@@ -32,8 +32,8 @@ from outbox.destination import MESSAGES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
 from outbox.message import (
     Message,
-    check_message,
     check_name,
+    check_new_message,
     draw_message_ids,
     traced,
 )
@@ -126,7 +126,7 @@ async def store_messages(
         raise MessageError("messages", len(messages), f"at most {MESSAGES_MAX} at once")
     messages = traced(messages)
     for message in messages:
-        check_message(message)
+        check_new_message(message)
     if sender is not None:
         check_name("sender", sender)
     if not messages:

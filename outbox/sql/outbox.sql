@@ -217,7 +217,8 @@ CREATE FUNCTION outbox_add_many(
 AS $$
 #variable_conflict use_column
 DECLARE
-    space public.outbox_space;
+    space  public.outbox_space;
+    bad_id uuid;
 BEGIN
     SELECT * INTO space FROM public.outbox_space WHERE bytes_max > 0 AND bytes > bytes_max;
     IF FOUND THEN
@@ -233,6 +234,12 @@ BEGIN
     IF check_at NOT BETWEEN now() - interval '1 year' AND now() + interval '1 year' THEN
         RAISE EXCEPTION 'check_at was %, expected a time within a year', check_at
             USING ERRCODE = '22023', COLUMN = 'check_at';
+    END IF;
+    -- Partitions, retention and the inboxes of consumers go by the time in it.
+    SELECT id INTO bad_id FROM unnest(message_ids) AS id WHERE id::text !~ '^.{14}7.{4}[89ab]';
+    IF FOUND THEN
+        RAISE EXCEPTION 'message_id was %, expected a UUIDv7', bad_id
+            USING ERRCODE = '22023', COLUMN = 'message_id';
     END IF;
     RETURN QUERY
     SELECT given."position", given.destination, known.payload_bytes_max

@@ -12,7 +12,7 @@ from opentelemetry import trace
 from chain_kernel.errors import SettingError
 from outbox import Destination, Message, MessageError
 from outbox.destination import HEADERS_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
-from outbox.message import MessageIds, check_message, traced
+from outbox.message import MessageIds, check_message, check_new_message, traced
 from tests.builders.spans import recorded_spans
 
 MILLISECOND = 1_000_000
@@ -73,6 +73,18 @@ def test_message_that_breaks_a_rule_is_refused_by_its_field(
         check_message(message(**fields))
     assert caught.value.field == field
     assert len(str(caught.value)) < 300
+
+
+VERSION_4 = UUID("5f0c1d8e-37a4-4b5e-9d3b-0c3c8d5a1f42")
+NO_VARIANT = UUID(int=7 << 76)
+
+
+@pytest.mark.parametrize("message_id", [VERSION_4, NO_VARIANT, UUID(int=2**128 - 1)])
+def test_id_that_is_no_uuidv7_is_refused(message_id: UUID) -> None:
+    check_new_message(message())
+    with pytest.raises(MessageError, match="expected a UUIDv7") as caught:
+        check_new_message(message(message_id=message_id))
+    assert caught.value.field == "message_id"
 
 
 def test_message_at_its_bounds_is_taken() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import uuid
 from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -14,7 +14,7 @@ import pytest
 import outbox
 from chain_kernel.errors import SettingError
 from local_stack.postgres import SUPERUSER
-from outbox import Message, Status, draw_message_ids
+from outbox import Message, MessageError, Status, draw_message_ids
 from outbox.records import read_headers
 from outbox.roles import OUTBOX_WRITER
 
@@ -75,7 +75,7 @@ async def test_many_single_adds_keep_a_short_list_of_what_is_stored(sender: Send
     """Each statement copies it: as long as the transaction, it would cost the square of that."""
     clearing = await sender.set_up()
     business = await sender.connect()
-    kept: list[uuid.UUID] = []
+    kept: list[UUID] = []
     async with sender.relay() as relay:
         async with relay.transaction(business) as transaction:
             for number in range(120):
@@ -201,12 +201,30 @@ async def test_add_outside_of_a_transaction_or_of_the_database_is_refused(
     await elsewhere.close()
 
 
+LAST_ID = UUID("ffffffff-ffff-7fff-bfff-ffffffffffff")
+
+
+async def test_id_that_is_no_uuidv7_is_refused_at_every_door(sender: Sender) -> None:
+    """By its time it finds its partition, and consumers know what they may forget."""
+    await sender.set_up()
+    business = await sender.connect()
+    for message_id in (uuid4(), UUID(int=0), UUID(int=2**128 - 1)):
+        async with business.transaction():
+            with pytest.raises(MessageError, match="expected a UUIDv7"):
+                await outbox.add(business, "clearing", b"x", message_id=message_id)
+        add = business.execute("SELECT outbox_add('clearing', 'x', message_id => $1)", message_id)
+        with pytest.raises(asyncpg.InvalidParameterValueError, match="expected a UUIDv7") as caught:
+            await add
+        assert caught.value.column_name == "message_id"
+    assert await sender.pending() == []
+
+
 async def test_id_of_a_strange_clock_goes_to_the_default_partition_and_is_sent(
     sender: Sender,
 ) -> None:
     clearing = await sender.set_up()
     business = await sender.connect()
-    strange = [uuid.UUID(int=7), uuid.UUID(int=2**128 - 1)]
+    strange = [UUID("00000000-0000-7000-8000-000000000007"), LAST_ID]
     async with sender.relay():
         async with business.transaction():
             for message_id in strange:
