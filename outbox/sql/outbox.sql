@@ -458,7 +458,8 @@ END
 $$;
 
 -- Removes finished messages older than `before` from the default partitions, at most `rows_max` of
--- them; returns how many. The default partitions hold strays and survivors, so they are small.
+-- them, and of their deliveries; returns how many messages. The default partitions hold strays and
+-- survivors, so they are small.
 CREATE FUNCTION outbox_trim(before timestamptz, rows_max integer) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
@@ -473,10 +474,13 @@ BEGIN
          LIMIT rows_max
     );
     GET DIAGNOSTICS trimmed = ROW_COUNT;
-    DELETE FROM public.outbox_done_default AS done
-     WHERE finished_at < before
-       AND NOT EXISTS (SELECT FROM public.outbox_pending AS pending
-                        WHERE pending.message_id = done.message_id);
+    DELETE FROM public.outbox_done_default WHERE (message_id, consumer) IN (
+        SELECT message_id, consumer FROM public.outbox_done_default AS done
+         WHERE finished_at < before
+           AND NOT EXISTS (SELECT FROM public.outbox_pending AS pending
+                            WHERE pending.message_id = done.message_id)
+         LIMIT rows_max
+    );
     RETURN trimmed;
 END
 $$;

@@ -137,6 +137,18 @@ async def test_ids_of_coming_days_keep_no_partition_from_being_made(
         assert "1 partition could not be made" in caplog.text
 
 
+async def test_old_strays_are_removed_a_bounded_number_per_round(sender: Sender) -> None:
+    await sender.admin.execute(
+        "INSERT INTO outbox_done (message_id, consumer, destination, status, send_count, "
+        "finished_at) SELECT overlay(outbox_new_id()::text PLACING '00000000-0001' FROM 1 FOR 13)"
+        "::uuid, 'c', 'd', 2, 1, now() - interval '100 hours' FROM generate_series(0, 10000)"
+    )
+    await keep_by_hand(sender)
+    assert len(await sender.done()) == 1
+    await keep_by_hand(sender)
+    assert await sender.done() == []
+
+
 async def test_watermark_passed_drops_the_oldest_earlier_but_not_what_is_unfinished(
     sender: Sender,
 ) -> None:
