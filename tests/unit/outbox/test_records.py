@@ -75,7 +75,7 @@ def test_token_that_cannot_be_read_is_none_and_harms_not_the_message(value: byte
 
 
 def test_headers_without_a_value_are_empty_and_ours_are_as_if_they_were_missing() -> None:
-    """Kafka allows them, and so does whoever else writes to the topic."""
+    """Kafka allows them, and so may others who write to the topic."""
     ours = [(name, None) for name in (OLDEST_UNFINISHED, CONFIRM_TOPIC, CONFIRM_TOKEN, MAC)]
     found = read_headers([*GOOD, *ours, ("trace", None)])
     assert found == read_headers([*GOOD, ("trace", b"")])
