@@ -18,6 +18,8 @@ import asyncio
 import logging
 import time
 import zlib
+from collections import Counter
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -47,7 +49,7 @@ from outbox.message import Message
 from outbox.records import Headers, MacMaker, common_headers, record_headers, token_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from random import Random
     from uuid import UUID
 
@@ -215,7 +217,9 @@ class Sent(Struct):
     """Offset of the first one; the others follow without a gap."""
     error: Exception | None = None
     was_refused: bool = False
-    """Whether the error means that the broker has stored nothing of it."""
+    """Whether the broker has stored nothing of it: it says so, or the client did not take it."""
+    producer: AIOKafkaProducer | None = None
+    """What it was sent by."""
 
     @property
     def was_tried(self) -> bool:
@@ -234,6 +238,7 @@ class MessageSender:
         """Key of the tokens and MACs that go with messages; None: they have none, and no confirm of
         them is asked for."""
         self._producer: AIOKafkaProducer | None = None
+        self._users: Counter[AIOKafkaProducer] = Counter()  # sends under way
         self._opening = asyncio.Lock()
         self._turn = 0
         # Stops that go on in the background. Each ends by itself, so only a few are ever under way.
@@ -252,23 +257,38 @@ class MessageSender:
         try:
             async with asyncio.timeout(self._send_seconds):
                 producer = self._producer or await self._open()
-                partitions = await partitions_of(producer, destination.topic, self.troubles)
-        except TopicTrouble as error:
-            return [Sent(destination.topic, -1, list(messages), error=error)]
         except SEND_ERRORS as error:
             refused = self._refused(destination.topic, error)
             return [Sent(destination.topic, -1, list(messages), error=refused)]
+        with self._used(producer):
+            done = await self._send_by(producer, messages, destination, oldest_unfinished)
+        return await self._split_too_large(destination, done, oldest_unfinished)
+
+    async def _send_by(
+        self,
+        producer: AIOKafkaProducer,
+        messages: Sequence[Message],
+        destination: Destination,
+        oldest_unfinished: UUID,
+    ) -> list[Sent]:
+        topic = destination.topic
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                partitions = await partitions_of(producer, topic, self.troubles)
+        except SEND_ERRORS as error:
+            why = error if isinstance(error, TopicTrouble) else self._refused(topic, error)
+            return [Sent(topic, -1, list(messages), error=why, producer=producer)]
         key = self.confirm_key if destination.confirm == "required" else None
         oldest_sent = min(oldest_unfinished, *map(_ID, messages))
         headers = common_headers(destination, oldest_sent, can_confirm=key is not None)
         database_key = self.confirm_key
         macs = None if database_key is None else MacMaker(database_key, destination, headers)
-        batches: list[tuple[Sent, BatchBuilder]] = []
-        for partition, share in self._shares(messages, partitions):
-            batches += _build(producer, destination.topic, partition, share, headers, key, macs)
-        await asyncio.gather(*(self._send_batch(producer, sent, built) for sent, built in batches))
-        done = [sent for sent, _ in batches]
-        return await self._split_too_large(destination, done, oldest_unfinished)
+        shares = [
+            _build(producer, topic, partition, share, headers, key, macs)
+            for partition, share in self._shares(messages, partitions)
+        ]
+        await asyncio.gather(*(self._send_in_turn(producer, batches) for batches in shares))
+        return [sent for batches in shares for sent, _ in batches]
 
     async def look_at(self, topic: str) -> TopicTrouble | None:
         """Ask the broker for a topic; return what is wrong with it, None if nothing is known."""
@@ -285,32 +305,70 @@ class MessageSender:
         """Return whether a new connection gets an answer from a broker."""
         return await is_broker_there(self._kafka, seconds)
 
-    async def renew(self) -> None:
-        """Discard the producer; the next send makes a new one."""
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            await self._leave(producer)
+    async def renew(self, failed: AIOKafkaProducer | None) -> None:
+        """Discard the producer if a send by it has `failed`; the next send makes a new one.
+
+        It is stopped once it has no send under way: what waits in it for an earlier batch of the
+        same partition would never be sent.
+        """
+        if failed is not None and failed is self._producer:
+            self._producer = None
+            if not self._users[failed]:
+                await self._leave(failed)
+
+    @contextmanager
+    def _used(self, producer: AIOKafkaProducer) -> Iterator[None]:
+        """Keep a producer from being stopped; if it was discarded, its last user stops it."""
+        self._users[producer] += 1
+        try:
+            yield
+        finally:
+            self._users[producer] -= 1
+            if not self._users[producer]:
+                del self._users[producer]
+                if producer is not self._producer:
+                    self._begin_stop(producer)
 
     async def close(self) -> None:
         """Discard the producer, and wait until all have ended, within the deadline of a send."""
-        await self.renew()
+        await self.renew(self._producer)
         if self._leaving:
             await asyncio.wait(self._leaving, timeout=self._send_seconds + 1.0)
+
+    async def _send_in_turn(
+        self, producer: AIOKafkaProducer, batches: list[tuple[Sent, BatchBuilder]]
+    ) -> None:
+        """Send the batches of one partition. After one without an answer, the others are not sent.
+
+        The client would let them wait for each other, but not until its deadline: at every turn it
+        subtracts the whole wait so far.
+        """
+        error: Exception | None = None
+        for sent, built in batches:
+            if error is not None:
+                sent.error, sent.was_refused = error, True
+                continue
+            await self._send_batch(producer, sent, built)
+            if not isinstance(sent.error, MessageSizeTooLargeError):
+                error = sent.error
 
     async def _send_batch(
         self, producer: AIOKafkaProducer, sent: Sent, built: BatchBuilder
     ) -> None:
+        was_taken = False
         try:
             # The client's own deadline counts from its next try; ours holds whatever it does.
             async with asyncio.timeout(self._send_seconds + 1.0):
                 ack = await producer.send_batch(built, sent.topic, partition=sent.partition)
+                was_taken = True
                 sent.first_offset = (await ack).offset
             if self.troubles:
                 self.troubles.is_over(sent.topic)
         except SEND_ERRORS as error:
             sent.error = self._refused(sent.topic, error)
-            if (why := _why_refused(error)) is not None:
-                sent.was_refused = True
+            why = _why_refused(error)
+            sent.was_refused = why is not None or not was_taken
+            if why is not None:
                 self.troubles.found(sent.topic, why)
 
     def _refused(self, topic: str, error: Exception) -> Exception:
@@ -370,12 +428,15 @@ class MessageSender:
             return producer
 
     async def _leave(self, producer: AIOKafkaProducer) -> None:
+        await asyncio.wait([self._begin_stop(producer)], timeout=_CLOSE_SECONDS)
+
+    def _begin_stop(self, producer: AIOKafkaProducer) -> asyncio.Task[None]:
         # If its stop were cut off, the client would keep its sender, records and connections for
         # good.
         stop = asyncio.create_task(end_client(producer), name="orderchain producer stop")
         self._leaving.add(stop)
         stop.add_done_callback(self._leaving.discard)
-        await asyncio.wait([stop], timeout=_CLOSE_SECONDS)
+        return stop
 
 
 def _build(
@@ -390,7 +451,7 @@ def _build(
     """Return the messages as batches, each as large as allowed."""
     built: list[tuple[Sent, BatchBuilder]] = []
     timestamp_ms = time.time_ns() // 1_000_000
-    batch, sent = producer.create_batch(), Sent(topic, partition, [])
+    batch, sent = producer.create_batch(), Sent(topic, partition, [], producer=producer)
     for message in messages:
         key = None if message.key is None else message.key.encode()
         token = None if confirm_key is None else token_of(confirm_key, message.message_id.bytes)
@@ -402,7 +463,7 @@ def _build(
             is None
         ):  # full
             built.append((sent, batch))
-            batch, sent = producer.create_batch(), Sent(topic, partition, [])
+            batch, sent = producer.create_batch(), Sent(topic, partition, [], producer=producer)
             batch.append(timestamp=timestamp_ms, key=key, value=message.payload, headers=headers)
         sent.messages.append(message)
     built.append((sent, batch))

@@ -366,7 +366,7 @@ class ParcelSender:
         """
         error = results[0].error
         if not isinstance(error, TopicTrouble):
-            await self._sender.renew()
+            await self._sender.renew(results[0].producer)
             if not await self._sender.is_broker_there(self._probe_seconds + 2.0):
                 self._away(error)
                 return [], results, "the broker is away"

@@ -177,6 +177,30 @@ async def test_topic_that_refuses_a_message_does_not_harm_the_others(sender: Sen
     assert await sender.sent(clearing) == []
 
 
+async def test_send_that_fails_leaves_the_sends_to_other_destinations_under_way(
+    sender: Sender,
+) -> None:
+    await make_topics(sender.kafka, f"small.{sender.name}", configs={"max.message.bytes": "2000"})
+    small = Destination(name="small", topic=f"small.{sender.name}", confirm="none", tries_max=1)
+    await save_destinations(await sender.connect(OUTBOX_OPERATOR), [small])
+    await sender.set_up()
+    business = await sender.connect()
+    refused, *large = draw_message_ids(81)
+    async with sender.relay() as relay:
+        async with business.transaction():
+            # Dozens of batches to one partition, which are sent one after the other.
+            for each in large:
+                await outbox.add(business, "clearing", bytes(250_000), message_id=each)
+            await outbox.add(business, "small", bytes(5_000), message_id=refused)
+        await sender.until_counted(relay, swept=81)
+        await relay.settle()
+        assert relay.stats().failed == 1
+    rows = {row["message_id"]: row for row in await sender.pending()}
+    assert "MessageSizeTooLarge" in rows.pop(refused)["last_error"]
+    assert {(row["status"], row["send_count"]) for row in rows.values()} == {(Status.CONFIRMED, 1)}
+    assert len(rows) == 80
+
+
 async def test_clock_ahead_of_the_brokers_counts_no_try(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ class Broker:
         failed = Sent(topic, place, messages[cut:], error=OSError("no answer"))
         return [Sent(topic, 0, messages[:cut], 0), failed] if cut else [failed]
 
-    async def renew(self) -> None:
+    async def renew(self, _: object) -> None:
         await asyncio.sleep(0)
 
     async def look_at(self, _: str) -> TopicTrouble | None:
