@@ -192,7 +192,6 @@ class Publisher:
         self._idle = asyncio.Event()
         self._has_moved = asyncio.Event()
         self._idle.set()
-        self._is_recording = False
         # Invariant: published_id <= _forgotten_until (if any) <= first pid in the queue <= head_id.
         self.published_id = term.published_id
         self._forgotten_until: int | None = None
@@ -208,9 +207,7 @@ class Publisher:
     @property
     def is_full(self) -> bool:
         """Whether the next commit has to wait; see `room`."""
-        is_over = self._queue_bytes > self._tuning.publish_queue_bytes_max
-        # A skip is recorded over a connection that only a commit renews.
-        return is_over and not self._is_recording
+        return self._queue_bytes > self._tuning.publish_queue_bytes_max
 
     @property
     def away_seconds(self) -> float:
@@ -414,7 +411,7 @@ class Publisher:
             batch.first_id,
             batch.last_id,
         )
-        await self._record(batch.last_id)
+        await self._record_skip(self.published_id, batch.last_id)
         self._done_with([batch])
 
     def _done_with(self, batches: list[Batch]) -> None:
@@ -434,19 +431,10 @@ class Publisher:
         """Publish the head in place of the dropped rows, then record the range as skipped."""
         await self._beat()
         if until_id > self.published_id:
-            await self._record(until_id)
+            await self._record_skip(self.published_id, until_id)
             self.published_id = until_id
         if self._forgotten_until == until_id:
             self._forgotten_until = None
-
-    async def _record(self, until_id: int) -> None:
-        """Record rows as skipped; no commit waits for room meanwhile."""
-        self._is_recording = True
-        self._has_moved.set()
-        try:
-            await self._record_skip(self.published_id, until_id)
-        finally:
-            self._is_recording = False
 
     async def _wait_or_beat(self) -> None:
         """Wait for work; publish the head if none comes within `heartbeat_seconds`."""

@@ -154,9 +154,8 @@ class Journal:
     def _open(self, flags: int) -> None:
         try:
             # Appended, so that a file that is cut meanwhile never gets a hole of NULs.
-            place = os.path.realpath(
-                self._path
-            )  # a link may lead to a file that is still to be made
+            # A link may lead to a file that is still to be made.
+            place = os.path.realpath(self._path)
             descriptor = os.open(place, flags | os.O_APPEND | os.O_CLOEXEC, PRIVATE_MODE)
         except FileExistsError:
             raise _unusable(self._path, "another process has made it meanwhile") from None

@@ -384,37 +384,3 @@ async def test_start_at_a_released_chain_outlasts_an_outage(
     async with deadline(), world.sequencer() as sequencer:
         await sequencer.submit("a", b"1")
     assert world.keys() == ["a"]
-
-
-@virtual
-async def test_skip_that_needs_a_new_connection_keeps_what_a_full_queue_holds(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection comes with a commit, and a commit waits for room in the queue."""
-    skip, skipped = world.store.skip_published, list[tuple[int, int]]()
-    full = asyncio.Event()
-
-    async def lost_at_first(after_id: int, until_id: int) -> None:
-        skipped.append((after_id, until_id))
-        if len(skipped) == 1:
-            await full.wait()
-            raise RetryError("the connection broke while idle")
-        await skip(after_id, until_id)
-
-    monkeypatch.setattr(world.store, "skip_published", lost_at_first)
-    clock = virtual_clock()
-    large, room = b"x" * 100_000, 150_000
-    world.log.record_bytes_max = world.sink.frame_bytes_max = 50_000
-    async with world.sequencer(
-        clock, below_bounds={"publish_queue_bytes_max": room}, publish_wait_seconds=5.0
-    ) as sequencer:
-        began = clock.monotonic_ns()
-        await sequencer.submit("unfit", large)
-        for number in range(4):
-            waiting = asyncio.create_task(sequencer.submit(f"k{number}", b"x" * 40_000))
-            await asyncio.sleep(0.01)
-        full.set()
-        await waiting
-        assert clock.monotonic_ns() - began < 4 * 10**9
-    assert {until for _, until in skipped} == {world.rows()[0].id}
-    assert world.published() == world.rows()[1:]
