@@ -368,19 +368,16 @@ async def test_interruptions_before_a_failure_elsewhere_do_not_count(rig: Rig) -
         calls += 1
         await apply(delivery, connection)
         if calls == 4:  # interrupted for the third time; meanwhile it fails in another process
-            asyncio.get_running_loop().call_soon(failing.set)
+            tasks.create_task(rig.admin.execute("UPDATE inbox_parked SET failures = 2"))
+            # It waits for the row until the pause is stored: the next look sees it.
+            waits = "SELECT pg_backend_pid() = ANY (pg_blocking_pids($1))"
+            while not await connection.fetchval(waits, rig.admin.get_server_pid()):
+                pass  # each look is a round trip
         if (error := next(errors, None)) is not None:
             raise error
 
-    async def fail_elsewhere() -> None:
-        await failing.wait()
-        await rig.admin.execute("UPDATE inbox_parked SET failures = 2")
-
-    failing = asyncio.Event()
-    # The row is changed before the next look: it is locked until the pause is stored.
     consumer = rig.consumer(retries=RetryLevels(levels_seconds=(0.01,)), retry_poll_seconds=0.05)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(fail_elsewhere())
         await rig.work_off(consumer, until=message, handle=handler)
     assert await rig.effects() == {"one": 1}
     assert consumer.stats().failures == 1
