@@ -250,19 +250,19 @@ def test_rows_of_a_new_chain_come_once(url: str, database: str) -> None:
 
 
 def test_server_that_lags_never_takes_a_stream_back(url: str, database: str) -> None:
-    head, behind = id_of(ROWS[-1]), id_of(ROWS[49])
+    head, lagging = id_of(ROWS[-1]), id_of(ROWS[49])
     new = asyncio.run(add_chain(database, CHAIN_ID + 1))
     stream = stream_of(url)
     begin, whole = stream.initialOffset(), stream.latestOffset()
     lag = (
         "SET session_replication_role = replica",  # without triggers and foreign keys
-        f"UPDATE chain_head SET last_id = {behind} WHERE chain_id = {CHAIN_ID}",
+        f"UPDATE chain_head SET last_id = {lagging} WHERE chain_id = {CHAIN_ID}",
         f"DELETE FROM chain_head WHERE chain_id = {CHAIN_ID + 1}",
     )
     asyncio.run(execute(database, *lag))
     restarted = stream_of(url)
     logged = restarted.latestOffset()
-    with pytest.raises(RetryError, match=f"{behind}, .* {head}"):
+    with pytest.raises(RetryError, match=f"{lagging}, .* {head}"):
         restarted.partitions(whole, logged)
     with pytest.raises(RetryError, match=f"chain {CHAIN_ID + 1}.* 0, .* {new[-1]}"):
         stream_of(url).partitions(whole, logged | {str(CHAIN_ID): head})

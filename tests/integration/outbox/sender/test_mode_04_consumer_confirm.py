@@ -6,6 +6,8 @@ The consumer here is a plain producer of confirms, so that it can lose, repeat a
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,10 @@ from outbox import Message, Status, draw_message_ids
 from outbox.sender.business import store_messages
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from outbox import Destination, Relay
+
     from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
@@ -74,13 +80,20 @@ async def test_confirm_after_abnormal_is_taken(sender: Sender) -> None:
         assert relay.stats().late == 1
 
 
-async def test_confirm_that_comes_before_the_acknowledgement_was_written_spares_that_write(
-    sender: Sender,
-) -> None:
+@asynccontextmanager
+async def acknowledged(sender: Sender) -> AsyncIterator[tuple[Relay, Destination, UUID]]:
+    """A message whose acknowledgement is not written yet."""
     clearing = await sender.set_up()
     async with sender.relay(ack_linger_seconds=10.0) as relay:
         (message_id,) = await sender.store()
         await sender.until_counted(relay, sent=1)
+        yield relay, clearing, message_id
+
+
+async def test_confirm_that_comes_before_the_acknowledgement_was_written_spares_that_write(
+    sender: Sender,
+) -> None:
+    async with acknowledged(sender) as (relay, clearing, message_id):
         assert (await sender.statuses())[message_id] is Status.INIT
         await sender.confirm(clearing, message_id)
         await sender.until_status(message_id, Status.CONSUMED)
@@ -93,10 +106,7 @@ async def test_confirm_that_comes_before_the_acknowledgement_was_written_spares_
 async def test_confirm_of_a_reader_that_is_not_listed_leaves_the_acknowledgement(
     sender: Sender,
 ) -> None:
-    clearing = await sender.set_up()
-    async with sender.relay(ack_linger_seconds=10.0) as relay:
-        (message_id,) = await sender.store()
-        await sender.until_counted(relay, sent=1)
+    async with acknowledged(sender) as (relay, clearing, message_id):
         await sender.confirm(clearing, message_id, consumer="somebody-else")
         await sender.until_counted(relay, unknown=1)
         await relay.settle()
