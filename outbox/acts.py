@@ -37,14 +37,19 @@ UNFINISHED: Final = _SQL["unfinished"]
 
 Act = Literal["retry", "abandon", "resend"]
 
-_EXPECTED: Final[dict[str, tuple[int, ...]]] = {
+_TAKEN: Final[dict[str, tuple[int, ...]]] = {
     "retry": sources(Change.RETRIED),
-    "abandon": sources(Change.ABANDONED),
+    "abandon": (int(Status.ABNORMAL),),
     "resend": (int(Status.INIT), int(Status.CONFIRMED)),
 }
+"""The statuses that an act changes, unless the filter names some."""
 
 RELAY_SILENT_SECONDS: Final = 300.0
 """Several times the default of `upkeep_seconds`: a relay that was not seen for so long is gone."""
+
+CONSUMER_SILENT_SECONDS: Final = 300.0
+"""A consumer that has read nothing for so long of what waits for it does not run, or has another
+name."""
 
 
 class DeliveryFilter(Struct, frozen=True, kw_only=True):
@@ -162,6 +167,7 @@ async def act(
 ) -> list[Changed]:
     """Do `what` to the chosen deliveries whose status allows it; all of them or none.
 
+    `abandon` takes those on their way only where the filter names their statuses.
     Raises SettingError for an empty actor or reason, and for a key.
     """
     _refuse_key(chosen)
@@ -173,13 +179,25 @@ async def act(
 async def would_act(connection: Connection, what: Act, chosen: DeliveryFilter) -> list[Changed]:
     """Return the deliveries that `act` would change, and change nothing."""
     _refuse_key(chosen)
-    expected = {Status(number) for number in _EXPECTED[what]}
+    taken = sources(Change.ABANDONED) if what == "abandon" and chosen.statuses else _TAKEN[what]
+    expected = set(map(Status, taken))
     statuses = tuple(expected & set(chosen.statuses) if chosen.statuses else expected)
     if not statuses:
         return []
     narrowed = msgspec.structs.replace(chosen, statuses=statuses)
     rows = await connection.fetch(_SQL["pending"], *narrowed.values(), None)
     return [_changed(row) for row in rows]
+
+
+async def silent_consumers(connection: Connection) -> dict[str, str]:
+    """Return the consumers that let messages wait and say nothing, by destination."""
+    found: dict[str, list[str]] = {}
+    for name, consumer, heard_at in await connection.fetch(_SQL["silent"], CONSUMER_SILENT_SECONDS):
+        silent = f"nothing was ever heard of consumer {consumer}"
+        if heard_at is not None:
+            silent = f"consumer {consumer} is silent since {heard_at:%Y-%m-%dT%H:%M:%SZ}"
+        found.setdefault(name, []).append(silent)
+    return {name: "; ".join(silent) for name, silent in found.items()}
 
 
 async def troubles(connection: Connection) -> dict[str, str]:
@@ -192,7 +210,7 @@ async def troubles(connection: Connection) -> dict[str, str]:
 
 COUNTED: Final = (
     "destination", "status", "deliveries", "oldest_seconds", "overdue", "overdue_seconds",
-    "trouble",
+    "trouble", "silent",
 )  # fmt: skip
 """The columns of `read_counts`."""
 
@@ -203,7 +221,7 @@ async def read_counts(connection: Connection, overdue_seconds: float) -> list[di
     late_of = {
         tuple(row[:2]): row[2:] for row in await connection.fetch(_SQL["overdue"], overdue_seconds)
     }
-    wrong = await troubles(connection)
+    wrong, silent = await troubles(connection), await silent_consumers(connection)
     # Each relay and message service measures the outbox, every `upkeep_seconds`.
     seen_seconds = float(await connection.fetchval(_SQL["relay_seen"]))
     now = time.time()
@@ -219,6 +237,7 @@ async def read_counts(connection: Connection, overdue_seconds: float) -> list[di
                 overdue=late,
                 overdue_seconds=late_seconds,
                 trouble=wrong.get(name),
+                silent=silent.get(name),
             )
         )
     # A destination may be in trouble before anything goes to it.

@@ -86,6 +86,9 @@ TRANSITIONS: Final = (
     Transition(Status.CONFIRMED, True, Change.TRIES_USED_UP, Status.ABNORMAL),
     Transition(Status.ABNORMAL, True, Change.RETRIED, Status.INIT),
     Transition(Status.ABNORMAL, False, Change.RETRIED, Status.PREPARED),
+    # By name only: a mistaken destination, a consumer that never was.
+    Transition(Status.INIT, True, Change.ABANDONED, Status.ABANDONED),
+    Transition(Status.CONFIRMED, True, Change.ABANDONED, Status.ABANDONED),
     Transition(Status.ABNORMAL, True, Change.ABANDONED, Status.ABANDONED),
     Transition(Status.ABNORMAL, False, Change.ABANDONED, Status.ABANDONED),
 )

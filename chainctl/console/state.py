@@ -39,6 +39,8 @@ class OutboxLine(Struct, frozen=True, kw_only=True):
     """Those not sent though they fell due a minute ago; None of finished ones."""
     overdue_seconds: float | None
     trouble: str | None
+    silent: str | None
+    """The consumers of the destination of which nothing is heard, or None."""
 
 
 class VerifiedLine(Struct, frozen=True, kw_only=True):
@@ -164,6 +166,7 @@ def blocking(snapshot: Overview) -> list[GapLine]:
 
 def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
     troubles: dict[str | None, str] = {}
+    silences: dict[str | None, str] = {}
     for line in outbox:
         if line.status == "abnormal":
             many = counted(line.deliveries, "delivery", "deliveries")
@@ -176,10 +179,15 @@ def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
             yield Notice(level="warn", section="outbox", chain=None, text=text)
         if line.trouble:
             troubles[line.destination] = line.trouble
+        if line.silent:
+            silences[line.destination] = line.silent
     for destination, trouble in troubles.items():
         of = "" if destination is None else f", destination {destination}"
         text = f"Outbox{of}: {trouble}."
         yield Notice(level="bad", section="outbox", chain=None, text=text)
+    for destination, silent in silences.items():
+        text = f"Outbox, destination {destination}: {silent}."
+        yield Notice(level="warn", section="outbox", chain=None, text=text)
 
 
 def _of_inboxes(inboxes: Iterable[InboxCount]) -> Iterator[Notice]:

@@ -159,13 +159,14 @@ _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "
 def status(settings: Settings, overdue_seconds: float, as_json: bool) -> ExitCode:
     """Show how many deliveries have which status, and what is wrong with their destinations.
 
-    Exit code 1 when some are abnormal or overdue, a topic is missing, or no relay runs while
-    deliveries are overdue.
+    Exit code 1 when some are abnormal or overdue, a topic is missing, a consumer is silent, or no
+    relay runs while deliveries are overdue.
     """
 
     found = asked(settings, read_counts, overdue_seconds)
     listed(found, COUNTED, as_json)
-    is_wrong = any(row["status"] == "abnormal" or row["trouble"] or row["overdue"] for row in found)
+    wrong = ("trouble", "silent", "overdue")
+    is_wrong = any(row["status"] == "abnormal" or any(map(row.get, wrong)) for row in found)
     return ExitCode.FINDINGS if is_wrong else ExitCode.CLEAN
 
 
@@ -272,9 +273,14 @@ def retry(settings: Settings, **given: Any) -> ExitCode:  # noqa: ANN401 - click
 
 @click.command(cls=Command)
 @filtered
+@status_option
 @acting("delivery")
 def abandon(settings: Settings, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
-    """End abnormal deliveries: they are never sent again."""
+    """End deliveries: they are never sent again.
+
+    Abnormal ones, unless --status names init or confirmed: those are on their way, and a consumer
+    may have read what was sent already.
+    """
     return _do(settings, "abandon", given)
 
 
@@ -302,5 +308,7 @@ def _do(settings: Settings, what: Act, given: dict[str, Any]) -> ExitCode:
     if changed:
         return ExitCode.CLEAN
     takes = "that are on their way" if what == "resend" else "that are abnormal"
+    if given.get("statuses"):
+        takes = "that are init, confirmed or abnormal"
     talk(f"chainctl: {what} changes deliveries {takes}, and none of those is chosen")
     return ExitCode.FINDINGS

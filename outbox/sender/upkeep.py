@@ -263,7 +263,10 @@ async def remove_destination(connection: Connection, name: str) -> None:
         await connection.execute(SQL["close_destinations"])
         ((unfinished,),) = await fetch_of_owner(connection, SQL["unfinished"], name)
         if unfinished:
-            expected = f"one without unfinished deliveries (there are {unfinished:,})"
+            expected = (
+                f"one without unfinished deliveries (there are {unfinished:,}: chainctl outbox "
+                "abandon --destination, --status)"
+            )
             raise SettingError("destination", name, expected)
         if not await fetch_of_owner(connection, SQL["remove_destination"], name):
             raise DestinationMissing(name)

@@ -527,8 +527,11 @@ BEGIN
            AND (for_consumer IS NULL OR consumer = for_consumer)
            AND (in_statuses IS NULL OR status = ANY(in_statuses))
            AND (below IS NULL OR message_id < below)
-           -- What is on its way may be sent now; what is abnormal may be retried, or ended.
-           AND status = ANY(CASE what WHEN 'resend' THEN '{0,1}'::smallint[] ELSE '{3}' END)
+           -- What is on its way may be sent now; what is abnormal may be retried, or ended. What is on
+           -- its way is ended only by name.
+           AND status = ANY(CASE WHEN what = 'resend' THEN '{0,1}'::smallint[]
+                                 WHEN what = 'abandon' AND in_statuses IS NOT NULL THEN '{0,1,3}'
+                                 ELSE '{3}' END)
          ORDER BY message_id, consumer LIMIT rows_max FOR UPDATE
     ) AS chosen;
     IF ids IS NULL THEN

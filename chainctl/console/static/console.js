@@ -367,8 +367,8 @@ const STATUS_TONES = { abnormal: 'bad', consumed: 'good', confirmed: 'good' };
 const outboxTable = new Table($('outbox-counts'), {
   read: () => rows('outbox').sort((a, b) => String(a.destination).localeCompare(String(b.destination))
     || (b.status === 'abnormal') - (a.status === 'abnormal') || String(a.status).localeCompare(String(b.status))),
-  words: (row) => [row.destination || '', row.status || '', row.trouble || ''],
-  isBad: (row) => row.status === 'abnormal' || Boolean(row.trouble) || row.overdue > 0,
+  words: (row) => [row.destination || '', row.status || '', row.trouble || '', row.silent || ''],
+  isBad: (row) => row.status === 'abnormal' || Boolean(row.trouble || row.silent) || row.overdue > 0,
   empty: () => (state.absent.outbox ? `Not shown: ${state.absent.outbox.why}.` : 'No message yet.'),
   columns: [
     { name: 'Destination', kind: 'title', draw: (at, row) => lines(at, plain(row.destination || 'all of them')) },
@@ -378,7 +378,7 @@ const outboxTable = new Table($('outbox-counts'), {
       draw: (at, row) => lines(at, plain(number(row.deliveries)), sub(row.overdue ? `${number(row.overdue)} overdue` : '')),
     },
     { name: 'Oldest', kind: 'n', draw: (at, row) => lines(at, plain(span(row.oldest_seconds))) },
-    { name: 'Trouble', draw: (at, row) => lines(at, plain(row.trouble || '')) },
+    { name: 'Trouble', draw: (at, row) => lines(at, plain(row.trouble || ''), sub(row.silent || '')) },
   ],
 });
 
@@ -493,6 +493,7 @@ function drawOutboxTile() {
   const way = `${number(sum('init', 'confirmed', 'prepared'))} under way`;
   if (abnormal + dead) return figure('outbox', number(abnormal + dead), `${number(abnormal)} abnormal, ${number(dead)} dead, ${way}`, 'bad');
   const hasTrouble = rows('outbox').some((row) => row.trouble || row.overdue > 0);
+  if (!hasTrouble && rows('outbox').some((row) => row.silent)) return figure('outbox', 'silent', way, 'warn');
   return figure('outbox', hasTrouble ? 'trouble' : 'well', way, hasTrouble ? 'bad' : 'good');
 }
 

@@ -232,6 +232,25 @@ async def test_message_at_which_every_claim_ends_becomes_abnormal_in_the_end(
     assert row["last_error"].startswith(f"claimed {CLAIMS_MAX} times")
 
 
+# ------------------------------------------------------------------------- consumers that are away
+
+
+async def test_misspelt_consumer_is_named_after_minutes(sender: Sender) -> None:
+    clearing = await sender.set_up(resend_filter=True, consumers=("present", "misspelt"))
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    async with sender.relay() as relay:
+        (message_id,) = await sender.store()
+        await sender.until_status(message_id, Status.CONFIRMED)
+        await sender.confirm(clearing, message_id, consumer="present", progress=(1,))
+        await sender.until_counted(relay, consumed=1)
+        assert await acts.silent_consumers(operator) == {}
+        await sender.admin.execute(
+            "UPDATE outbox_pending SET sent_at = sent_at - interval '6 minutes'"
+        )
+        found = await acts.silent_consumers(operator)
+        assert found == {"clearing": "nothing was ever heard of consumer misspelt"}
+
+
 # ------------------------------------------------------------------------------- forged confirms
 
 

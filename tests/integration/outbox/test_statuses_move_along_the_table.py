@@ -100,7 +100,8 @@ class Walk:
     async def act(self) -> None:
         kinds: list[acts.Act] = ["retry", "resend", "retry", "resend", "abandon"]
         what = self.random.choice(kinds)
-        chosen = acts.DeliveryFilter(message_ids=tuple(self.some()))
+        named = (Status.CONFIRMED,) if self.random.random() < 0.2 else ()
+        chosen = acts.DeliveryFilter(message_ids=tuple(self.some()), statuses=named)
         operator = self.sender.connections[1]
         await acts.act(operator, what, chosen, actor="a", reason="r")
 

@@ -16,6 +16,7 @@ WRITTEN = {
     "abnormal -> consumed",
     "init -> confirmed", "init -> consumed", "init -> abnormal",
     "confirmed -> consumed", "confirmed -> abnormal", "confirmed -> confirmed",
+    "init -> abandoned", "confirmed -> abandoned",
 }  # fmt: skip
 """The specification's own words; `confirmed -> confirmed` is a resend, acknowledged."""
 

@@ -54,6 +54,7 @@ COUNT = OutboxLine(
     overdue=0,
     overdue_seconds=None,
     trouble=None,
+    silent=None,
 )
 REPORT = ReportFile(title="Chain 7: broken", written="2026-11-24T07:00:00.0Z", is_clean=True)
 INBOX = InboxCount("books", 2, 0)
@@ -105,6 +106,7 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
         ("outbox", replace(COUNT, status="abnormal", deliveries=1), "bad", "1 delivery to clear"),
         ("outbox", replace(COUNT, trouble="topic t is not there"), "bad", "topic t is not there"),
         ("outbox", replace(COUNT, destination=None, trouble="no relay"), "bad", "Outbox: no relay"),
+        ("outbox", replace(COUNT, silent="c is silent"), "warn", "clearing: c is silent."),
         ("outbox", replace(COUNT, overdue=3), "warn", "3 deliveries to clearing fell due"),
         ("inboxes", replace(INBOX, dead=1), "bad", "given up 1 message. It is a dead letter"),
         ("inboxes", replace(INBOX, dead=3), "bad", "given up 3 messages. They are dead letters"),

@@ -154,6 +154,36 @@ def test_status_names_what_is_overdue_and_a_relay_that_does_not_run(
     assert call("outbox", "status", settings=settings).code == 0
 
 
+def test_status_names_a_consumer_that_lets_messages_wait_and_says_nothing(
+    call: Call, settings: dict[str, str], database: str, clearing: str,
+    store: Callable[..., list[UUID]],
+) -> None:  # fmt: skip
+    sent = """UPDATE outbox_pending
+        SET topic = 't', "partition" = 0, "offset" = 7, sent_at = now() - interval '4 minutes'"""
+    store(2, 1, change=sent)
+    assert call("outbox", "status", settings=settings).code == 0
+    rows(database, sent.replace("4", "6"))
+    never = "nothing was ever heard of consumer a"
+    done = call("outbox", "status", "--json", settings=settings)
+    assert (done.code, json.loads(done.out)[0]["silent"]) == (1, never)
+    assert never in call("outbox", "status", settings=settings).out
+    # Its progress was reported, the last time long ago.
+    report = "INSERT INTO outbox_progress VALUES ('a', 't', 0, 7, '2026-01-02 03:04:05Z')"
+    rows(database, report)
+    (row,) = json.loads(call("outbox", "status", "--json", settings=settings).out)
+    assert row["silent"] == "consumer a is silent since 2026-01-02T03:04:05Z"
+    rows(database, 'UPDATE outbox_progress SET "offset" = 8')  # read: parked for a retry
+    assert call("outbox", "status", settings=settings).code == 0
+    rows(database, "DELETE FROM outbox_progress")
+    confirmed = store(1, 1)[0]
+    rows(
+        database,
+        "INSERT INTO outbox_done (message_id, consumer, destination, status, send_count)"
+        f" SELECT '{confirmed}', 'a', '{clearing}', 2, 1",
+    )
+    assert call("outbox", "status", settings=settings).code == 0
+
+
 def test_show_reports_the_message_its_deliveries_and_what_people_did(
     call: Call, refused: Refused, settings: dict[str, str], clearing: str,
     store: Callable[..., list[UUID]],
@@ -329,10 +359,10 @@ def test_destination_is_removed_once_no_delivery_is_unfinished(
     store(2, 0)
     (abnormal,) = store(1, 3)
     remove = ["outbox", "destination", "remove"]
-    assert "unfinished deliveries (there are 3)" in refused(*remove, clearing, settings=settings)
+    assert "unfinished deliveries (there are 3:" in refused(*remove, clearing, settings=settings)
     because = ["--id", abnormal, "--reason", "x"]
     assert call("outbox", "abandon", *because, settings=settings).code == 0
-    assert "there are 2)" in refused(*remove, clearing, settings=settings)
+    assert "there are 2:" in refused(*remove, clearing, settings=settings)
     call("outbox", "destination", "set", "idle", "--topic", "t", settings=settings)
     done = call(*remove, "idle", settings=settings)
     assert (done.code, done.err) == (0, "chainctl: destination idle is removed\n")
@@ -341,6 +371,29 @@ def test_destination_is_removed_once_no_delivery_is_unfinished(
     assert "one that was set up" in refused(*remove, "idle", settings=settings)
     with pytest.raises(outbox.DestinationMissing):
         store(1, 0, "idle")
+
+
+def test_mistaken_destination_is_ended_with_what_was_sent_to_nobody(
+    call: Call, settings: dict[str, str], clearing: str, store: Callable[..., list[UUID]],
+    database: str,
+) -> None:  # fmt: skip
+    on_its_way = sorted(store(2, 1) + store(1, 0))
+    (prepared,) = store(1, 0)
+    undecided = "UPDATE outbox_pending SET status = 4, is_decided = false, asked = '' WHERE %s"
+    rows(database, undecided % f"message_id = '{prepared}'")
+    end = ["outbox", "abandon", "--destination", clearing, "--reason", "a slip"]
+    assert call(*end, settings=settings).code == 1, "what is on its way is ended by name only"
+    named = [*end, "--status", "init", "--status", "confirmed", "--status", "prepared", "--json"]
+    dry = call(*named, "--dry-run", settings=settings)
+    assert [row["message_id"] for row in json.loads(dry.out)] == list(map(str, on_its_way))
+    done = call(*named, settings=settings)
+    assert {row["status"] for row in json.loads(done.out)} == {"abandoned"}
+    acts = rows(database, "SELECT from_status, to_status FROM delivery_act ORDER BY 1")
+    assert [tuple(each.values()) for each in acts] == [(0, 6), (1, 6), (1, 6)]
+    (left,) = rows(database, "SELECT message_id FROM outbox_pending")
+    assert left["message_id"] == prepared, "its sender may still decide"
+    rows(database, "DELETE FROM outbox_pending")
+    assert call("outbox", "destination", "remove", clearing, settings=settings).code == 0
 
 
 def test_keep_says_what_the_outbox_takes_and_refuses_or_lets_messages_be_added(
