@@ -166,13 +166,11 @@ class Leadership:
         sink: FrameSink,
         clock: Clock,
         counters: SequencerCounters,
-        head_published: Callable[[], int],
     ) -> None:
-        """Lead with `store` and `lease`; `head_published` returns how far was published, or 0."""
+        """Lead with `store` and `lease`."""
         self._config = config
         self._tuning = config.tuning
         self._counters = counters
-        self._head_published = head_published
         self._store = store
         self._lease = lease
         self._sink = sink
@@ -258,25 +256,28 @@ class Leadership:
         self._is_changing = False
         return await self.look_at_topic(term)
 
-    async def keep(self) -> None:
-        """Renew the lease at a steady pace until cancelled. Raises Fenced when another leads."""
+    async def keep(self, head_published: Callable[[], int]) -> None:
+        """Renew the lease at a steady pace until cancelled. Raises Fenced when another leads.
+
+        `head_published` returns how far was published, or 0.
+        """
         while True:
             await asyncio.sleep(self._tuning.lease_seconds / _BEATS_PER_LEASE)
-            await self._beat()
+            await self._beat(head_published())
 
-    async def hand_over(self) -> None:
+    async def hand_over(self, published_id: int) -> None:
         """Allow a standby to take over at once. Call it when nothing is left to commit."""
         if self.term is not None:
             self._has_handed_over = True  # no beat of ours after it
             with suppress(OrderchainError):
-                await self._lease.release(self.term, self._head_published())
+                await self._lease.release(self.term, published_id)
 
-    async def _beat(self) -> None:
+    async def _beat(self, published_id: int) -> None:
         term = self.term
         if term is None or self._is_changing or self._has_handed_over:
             return
         try:
-            if await self._lease.renew(term, self._head_published()):
+            if await self._lease.renew(term, published_id):
                 self.asked_to_step_down.set()
             self._renewed_ns = self._clock.monotonic_ns()
             self._outage.log()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from sequencer.config import SequencerConfig
     from sequencer.stats import SequencerCounters
 
+    Skip = Callable[[int, int], Awaitable[None]]
+
 
 _ROW_OVERHEAD_BYTES: Final = 64
 """What the body adds to key and payload of its only row: at most 46 bytes of MessagePack."""
@@ -160,15 +162,13 @@ class Publisher:
         clock: Clock,
         counters: SequencerCounters,
         *,
-        skip: Callable[[int, int], Awaitable[None]],
         random: Random | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Publish to `sink`, from `term` on; `skip` does what `ChainStore.skip_published` does."""
+        """Publish to `sink`, from `term` on."""
         self._backoff = Backoff(_RETRY_SECONDS, _RETRY_SECONDS_MAX, random=random)
         self._outage = SummedLog(_log, logging.WARNING)
         self._tuning = config.tuning
-        self._record_skip = skip
         self._sink = sink
         self._term = term
         self._clock = clock
@@ -284,20 +284,17 @@ class Publisher:
             until_id,
             self.away_seconds,
         )
-        self._queue.clear()
-        self._offered_ns.clear()
-        self._traces.clear()
-        self._queue_bytes = 0
+        self.close()
         self._forgotten_until = until_id
         self._idle.clear()
         self._wake.set()
 
-    async def run(self) -> None:
-        """Publish until cancelled."""
+    async def run(self, skip: Skip) -> None:
+        """Publish until cancelled; `skip` does what `ChainStore.skip_published` does."""
         has_failed = not await self._open()
         while True:
             try:
-                await self._publish_next()
+                await self._publish_next(skip)
                 if has_failed:
                     self._backoff.reset()
                     has_failed = False
@@ -335,18 +332,25 @@ class Publisher:
             error,
         )
 
+    def close(self) -> None:
+        """Drop the queue."""
+        self._queue.clear()
+        self._offered_ns.clear()
+        self._traces.clear()
+        self._queue_bytes = 0
+
     async def drain(self) -> None:
         """Return once all that was offered is published. The caller sets the deadline."""
         await self._idle.wait()
 
-    async def _publish_next(self) -> None:
+    async def _publish_next(self, skip: Skip) -> None:
         """Send the dropped range's end, or the next batches, or after an idle time the head."""
         if self._forgotten_until is not None:
-            await self._skip(self._forgotten_until)
+            await self._skip(self._forgotten_until, skip)
         elif (seconds := self._seconds_to_wait()) > 0:
             await self._wait(seconds)  # then check again: the queue may have been dropped
         elif self._queue:
-            await self._publish_front()
+            await self._publish_front(skip)
         else:
             self._idle.set()
             await self._wait_or_beat()
@@ -374,13 +378,13 @@ class Publisher:
     def _frame_bytes_max(self) -> int:
         return min(self._tuning.frame_bytes_max, self._sink.frame_bytes_max)
 
-    async def _publish_front(self) -> None:
+    async def _publish_front(self, skip: Skip) -> None:
         """Publish the front of the queue, or skip it if the topic cannot take it."""
         batches = self._next_batches()
         if batches:
             await self._publish(batches)
         else:
-            await self._skip_unfit(self._queue[0])
+            await self._skip_unfit(self._queue[0], skip)
 
     async def _publish(self, batches: list[Batch]) -> None:
         term, frame_bytes_max = self._term, self._frame_bytes_max()
@@ -395,7 +399,7 @@ class Publisher:
         self._counters.frames += len(frames)
         self._done_with(batches)
 
-    async def _skip_unfit(self, batch: Batch) -> None:
+    async def _skip_unfit(self, batch: Batch, skip: Skip) -> None:
         """Record as skipped a batch that the topic would refuse forever.
 
         It skips the whole batch, since a restart publishes again from the end of a batch.
@@ -411,7 +415,7 @@ class Publisher:
             batch.first_id,
             batch.last_id,
         )
-        await self._record_skip(self.published_id, batch.last_id)
+        await skip(self.published_id, batch.last_id)
         self._done_with([batch])
 
     def _done_with(self, batches: list[Batch]) -> None:
@@ -427,11 +431,11 @@ class Publisher:
                     self._traces.pop(batch.seal_before, None)
         self._has_moved.set()
 
-    async def _skip(self, until_id: int) -> None:
+    async def _skip(self, until_id: int, skip: Skip) -> None:
         """Publish the head in place of the dropped rows, then record the range as skipped."""
         await self._beat()
         if until_id > self.published_id:
-            await self._record_skip(self.published_id, until_id)
+            await skip(self.published_id, until_id)
             self.published_id = until_id
         if self._forgotten_until == until_id:
             self._forgotten_until = None

@@ -107,9 +107,7 @@ class Sequencer:
             counters=self._counters,
         )
         self._clock = clock
-        self._leadership = Leadership(
-            config, store, lease, sink, clock, self._counters, lambda: self._head_published
-        )
+        self._leadership = Leadership(config, store, lease, sink, clock, self._counters)
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._random = random
         self._tracing = find_tracing()
@@ -145,7 +143,7 @@ class Sequencer:
             await self._leadership.acquire()
             # From here on we lead: a start that takes long must not look like a dead leader, and
             # what would not end a leader does not end it either.
-            self._spawn(_LEASE, self._leadership.keep())
+            self._spawn(_LEASE, self._leadership.keep(lambda: self._head_published))
             starting = self._committer.taking_over_again(self._start)
             publisher = self._publisher = await self._unless_failed(starting)
         except BaseException as error:
@@ -157,7 +155,7 @@ class Sequencer:
             raise
         self._committer.publish_to(publisher)
         self._spawn(_COMMITS, self._commit_all())
-        self._spawn(_PUBLISHER, publisher.run())
+        self._spawn(_PUBLISHER, publisher.run(self._skip_published))
         self._spawn(_KEYS, self._keys.run())
         self._spawn(_STEP_DOWN, self._step_down_when_asked())
         self._is_open = True
@@ -457,7 +455,6 @@ class Sequencer:
             term,
             self._clock,
             self._counters,
-            skip=self._skip_published,
             random=self._random,
             tracing=self._tracing,
         )
@@ -578,7 +575,7 @@ class Sequencer:
                 await self._drain()
         # A standby need not wait for a broker that is away: it publishes the tail itself.
         if self._tasks[_COMMITS].done() and self._failure is None and self._publisher is not None:
-            await self._leadership.hand_over()
+            await self._leadership.hand_over(self._head_published)
 
     async def _drain(self) -> None:
         """Commit what is queued, and publish it."""
@@ -610,3 +607,14 @@ class Sequencer:
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
             self._batcher.fail(self._failure or RetryError("the sequencer was stopped"))
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what takes memory, and what refers back to this.
+
+        The collector, which frees cycles, hardly ever runs: see `calm_collector`.
+        """
+        self._tasks.clear()  # their errors hold their frames
+        self._keys.close()
+        if self._publisher is not None:
+            self._publisher.close()

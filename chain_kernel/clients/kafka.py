@@ -199,6 +199,9 @@ def _cut(client: Any) -> None:  # noqa: ANN401 - as above
     if connections._sync_task is not None:
         connections._sync_task.cancel()
     connections._conns = _Ended(connections._conns)
+    # Cycles, which a calm collector keeps: a coordinator listens, and `copy_records_once` has sent.
+    connections.cluster._listeners.clear()
+    connections.__dict__.pop("send", None)
     for connection in list(connections._conns.values()):
         cut_connection(connection)
 

@@ -100,6 +100,11 @@ class KeyKeeper:
             await self._save_all()
             await self._wake.wait()
 
+    def close(self) -> None:
+        """Drop all that is known: megabytes for each chain."""
+        self._memory = None
+        self._unsaved.clear()
+
     def _needed(self, outline: list[tuple[int, int, int]]) -> list[int]:
         """Return the after_id of the last consecutive pages that make up the window."""
         starts: list[int] = []
