@@ -281,7 +281,8 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
     position: int
     """Rows of the file, or the next offset of the partition."""
     digest: bytes
-    """Running digest of what was read up to `position`; empty where the source needs none."""
+    """Running digest of what was read up to `position`, then the folder of a file; empty where the
+    source needs none."""
     previous: int | None = None
     """The position stored so far; None where the source was never read. The mark is stored only if
     this is still the stored position: so no intake of a source skips or repeats what another one

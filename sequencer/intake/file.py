@@ -1,7 +1,8 @@
 """A file as an intake: its orders in order, with the position reached and a digest of all before.
 
 A file that was partly taken before is read again from its start. Its first rows must be unchanged,
-which the digest shows; the rows after them are new.
+which the digest shows; the rows after them are new. The folder, stored after the digest, shows
+that a file is another one of the same name, and no longer one.
 
 A row becomes an order: key, payload, time. The payload is a MessagePack map of all values in the
 order of the columns, all of them text.
@@ -9,6 +10,7 @@ order of the columns, all of them text.
 
 from __future__ import annotations
 
+import os
 import re
 from copy import copy
 from datetime import UTC, datetime
@@ -220,6 +222,7 @@ _PASSED_ROWS: Final = 5_000
 """Rows between two signs of progress while known rows are passed over."""
 
 _DOMAIN: Final = b"orderchain file intake 1\0"
+_DIGEST_BYTES: Final = 32
 
 
 class FileOptions(Struct, frozen=True, kw_only=True):
@@ -235,6 +238,11 @@ class FileOptions(Struct, frozen=True, kw_only=True):
     """Names of the columns of a CSV file without a header."""
     header_again: HeaderAgain = "refuse"
     """What is done with a line of a CSV file that is its header again."""
+    delimiter: str | None = None
+    """The character between fields of a CSV file, or `\\t`. None: as a first line `sep=;` says,
+    else a comma."""
+    name: str | None = None
+    """The name by which the file is known, wherever it is. None: its own, in its folder."""
 
 
 class Portion:
@@ -294,8 +302,9 @@ class Portion:
 class FileProgress:
     """How many data rows were read, and the running digest of them."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, folder: bytes) -> None:
         self.position = 0
+        self._folder = folder
         self._digest = sha256(_DOMAIN + msgspec.msgpack.encode(columns))
 
     def copy(self) -> FileProgress:
@@ -314,7 +323,7 @@ class FileProgress:
         return IntakeMark(
             source=source,
             position=self.position,
-            digest=self.digest(),
+            digest=self.digest() + self._folder,
             previous=before.position or None,
         )
 
@@ -326,27 +335,32 @@ class FileProgress:
 class OrderFile:
     """The orders of one file. A context manager; raises InputError, which names the line.
 
-    With `opened`, which may be a pipe, that is read instead of the file at `path`, and closed; the
-    name of `path` is what the intake is known by, and says how it is read.
+    With `opened`, which may be a pipe, that is read instead of the file at `path`, and closed. The
+    name of `path` says how it is read, and is what the intake is known by unless it has a name.
     """
 
     def __init__(self, path: Path, options: FileOptions, opened: io.FileIO | None = None) -> None:
         self._path = path
-        self.source = f"file:{content_name(path)}"
+        self._name = options.name
         self.is_stream = opened is not None
         """Whether a read may wait for another process."""
         self._stream = FileStream(path, opened)
         try:
+            if self._name is not None and (not self._name or Path(self._name).name != self._name):
+                raise InputError("--input-name", self._name, "the name of a file, without a folder")
+            name = content_name(path if self._name is None else Path(self._name))
+            self.source = f"file:{name}"
             self._rows = _rows_of(self._stream, path, options)
             columns = Columns(
                 names=self._rows.columns, key=options.key_column, time=options.time_column
             )
             unit = options.time_unit or unit_of(options.time_column or "")
-            self._encoder = OrderEncoder(content_name(path), columns, unit)
+            self._encoder = OrderEncoder(name, columns, unit)
         except BaseException:
             self._stream.close()
             raise
-        self._progress = FileProgress(columns)
+        self._folder = b"" if self.is_stream else os.fsencode(path.parent.resolve())
+        self._progress = FileProgress(columns, self._folder)
         self._failure: InputError | None = None
 
     def __enter__(self) -> Self:
@@ -399,20 +413,31 @@ class OrderFile:
     def pass_over(self, taken: IntakeMark) -> Iterator[None]:
         """Skip the rows that were taken before; yields at intervals, to show progress.
 
-        Raises InputError when the file is shorter than what was taken, or begins differently.
+        Raises InputError when the file is shorter than what was taken, begins differently, or is in
+        another folder and not named: many systems write files of one name in a folder for each day.
         """
+        digest, folder = taken.digest[:_DIGEST_BYTES], taken.digest[_DIGEST_BYTES:]
+        rows = counted(taken.position, "row")
+        if self._name is None and folder and self._folder not in (b"", folder):
+            shown = folder.decode(errors="backslashreplace")
+            expected = f"the file of which {rows} were taken in {shown}; {self._way_on()}"
+            raise InputError("input", str(self._path), expected)
         while self.position < taken.position:
             if self.read(min(_PASSED_ROWS, taken.position - self.position)) is None:
-                expected = f"at least the {counted(taken.position, 'row')} taken from it before"
+                expected = f"at least the {rows} taken from it before; {self._way_on()}"
                 found = f"{self._path} ({counted(self.position, 'row')})"
                 raise InputError("input", found, expected)
             yield
-        if self._progress.digest() != taken.digest:
+        if self._progress.digest() != digest:
             expected = (
-                f"the {counted(taken.position, 'row')} at its beginning taken before, read with "
-                "the same columns; the beginning of the file has changed"
+                f"the {rows} at its beginning taken before, read with the same columns; the "
+                f"beginning of the file has changed; {self._way_on()}"
             )
             raise InputError("input", str(self._path), expected)
+
+    def _way_on(self) -> str:
+        name = self.source.removeprefix("file:")
+        return f"--input-name is {name!r} for the same file elsewhere, any other for another file"
 
     def _encode(self, rows: list[list[str]], line_of: Callable[[int], int]) -> list[Order]:
         """Return the orders of `rows` up to a bad one, which fails the next read."""
@@ -428,10 +453,17 @@ class OrderFile:
 def _rows_of(stream: FileStream, path: Path, options: FileOptions) -> RowSource:
     if (options.format or _format_of(path)) == "csv":
         skips_headers = options.header_again == "skip"
-        return CsvRows(stream, options.columns, skips_headers=skips_headers)
+        return CsvRows(
+            stream,
+            options.columns,
+            skips_headers=skips_headers,
+            delimiter=options.delimiter,
+        )
     if options.columns is not None:
         shown = shortened(",".join(options.columns))
         raise InputError("--columns", shown, "nothing: each row of JSON Lines names its columns")
+    if options.delimiter is not None:
+        raise InputError("--delimiter", shortened(options.delimiter), "nothing: this is JSON Lines")
     return JsonRows(stream)
 
 

@@ -48,7 +48,8 @@ class FileIntake:
     """Puts the rows of a CSV or JSON Lines file, plain or .gz, .xz, .zst, into a chain.
 
     Each row becomes an order whose payload is a MessagePack map of its values, all of them text.
-    The file is known by its name: taken again, it goes on after the last row that is in the chain.
+    The file is known by its name, in its folder, or by the name that its options give it: taken
+    again, it goes on after the last row that is in the chain.
 
         async with open_sequencer(config) as sequencer:
             with FileIntake("orders.csv.gz", FileOptions(key_column="order_id")) as intake:
@@ -56,7 +57,8 @@ class FileIntake:
 
     Raises InputError, with the line, for a row that cannot be read, or whose key is refused: the
     rows before it are in the chain then, and none after it. Also for a file that has no rows, whose
-    form is unknown, or whose beginning is not what was taken before.
+    form is unknown, whose beginning is not what was taken before, or whose name was taken in
+    another folder.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Rows of text from CSV or JSON Lines files, read strictly.
 
-CSV (RFC 4180: commas, double quotes; a line ends with LF, CR LF or CR): the first row names the
-columns, unless the caller names them. Every other row has as many fields; an empty line is not a
-row. The header again, as in files that were joined, is no row either: it is refused or skipped.
+CSV (RFC 4180: commas or another separator, double quotes; a line ends with LF, CR LF or CR): the
+first row names the columns, unless the caller names them. Every other row has as many fields; an
+empty line is not a row. The header again, as in files that were joined, is no row either: it is
+refused or skipped. A first line `sep=;`, as spreadsheets write it, names the separator.
 
 JSON Lines: one object per line. The first object names the columns. Every other one has the same
 keys in the same order; an empty line is not a row. Values become text: strings as they are, null as
@@ -15,7 +16,7 @@ import csv
 import io
 import re
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -113,6 +114,12 @@ _LINE_END: Final = re.compile(r"\r\n|\r|\n")
 _NUMBER: Final = re.compile(r"\s*[-+]?\.?[0-9][0-9.,:/eETZ+\s-]*")
 """A number, a date or a time: a value, and no name."""
 
+_SEPARATOR_LINE: Final = re.compile(r'("?)sep=([^"\r\n])\1[\r\n]*', re.IGNORECASE)
+"""The first line of a file from a spreadsheet."""
+
+_SEPARATORS: Final = ",;\t|"
+"""Those that people use; another one can be given."""
+
 _MARK: Final = "\ufeff"
 """The byte order mark, as it is read in the middle of a file."""
 
@@ -124,6 +131,8 @@ class CsvRows:
 
     `columns` are the names where the file has no header; a first line with just these names is one.
     A later line that is the header again is skipped if `skips_headers`, else it is a bad row.
+    `delimiter` separates fields; None: what the file's first line says, else a comma, and columns
+    that look as if another one did are refused.
     """
 
     def __init__(
@@ -132,6 +141,7 @@ class CsvRows:
         columns: Sequence[str] | None = None,
         *,
         skips_headers: bool = False,
+        delimiter: str | None = None,
     ) -> None:
         self._stream = stream
         stream.line_ends = (b"\n", b"\r")
@@ -144,18 +154,31 @@ class CsvRows:
             newline="",
         )
         csv.field_size_limit(ROW_BYTES_MAX)
-        self._reader = csv.reader(text, strict=True)
-        if columns is None:
-            self.columns = check_columns(self._header(), line=1)
-        else:
-            self.columns = check_columns(columns, line=None)
-        self._named_in = "line 1" if columns is None else "--columns"
+        first_line = text.readline()
+        named = _SEPARATOR_LINE.fullmatch(first_line)
+        self._delimiter = _delimiter_of(delimiter, named[2] if named else None)
+        lines = chain((first_line,), text)
+        self._reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
+        self._begin = 1
+        if named:
+            next(self._reader)
+            self._begin = 2
+        self._named_in = f"line {self._begin}" if columns is None else "--columns"
+        self.columns = tuple(columns or self._header())
+        line = self._begin if columns is None else None
+        if delimiter is None and not named and (question := self._separator_question(self.columns)):
+            field = "header" if columns is None else "--columns"
+            found = shortened(",".join(self.columns))
+            raise InputError(field, found, f"names with ',' between them{question}", line)
+        check_columns(self.columns, line)
         self._skips_headers = skips_headers
         first, *others = self.columns
         # A quote after the mark is text to the parser.
         self._headers = [
             [form, *others] for form in (first, f"{_MARK}{first}", f'{_MARK}"{first}"')
         ]
+        if named:  # files that were joined have this line again, too
+            self._headers += [["sep=", ""], [f"{_MARK}sep=", ""]]
         self._header_ends = frozenset(map(_last_of, self._headers))
 
     def read(self, limit: int) -> Rows:
@@ -197,7 +220,7 @@ class CsvRows:
             if not row:
                 continue
             is_header = row in self._headers
-            if is_header and (self._skips_headers or first_line + place == 1):
+            if is_header and (self._skips_headers or first_line + place == self._begin):
                 continue
             if is_header or len(row) != width:
                 line = _line_of(rows, place, first_line)
@@ -215,20 +238,45 @@ class CsvRows:
             expected = "an order (the header comes again; --header-again skip leaves it out)"
             return InputError("row", shortened(",".join(row)), expected, line)
         expected = f"{len(self.columns)}, as in {self._named_in}"
-        return InputError("number of fields", len(row), expected, line)
+        question = self._separator_question(row)
+        return InputError("number of fields", len(row), f"{expected}{question}", line)
+
+    def _separator_question(self, fields: Sequence[str]) -> str:
+        """Return what to ask where another separator would make more fields of these."""
+        counts = {
+            other: sum(field.count(other) for field in fields)
+            for other in _SEPARATORS.replace(self._delimiter, "")
+        }
+        other = max(counts, key=lambda each: counts[each])
+        if counts[other] < len(fields):
+            return ""
+        return f" (is the separator another one? --delimiter {other!r})"
 
     def _header(self) -> list[str]:
+        line = self._begin
         try:
             header = next(self._reader, [])
         except csv.Error as error:
-            raise InputError("header", shortened(str(error)), "well-formed CSV", 1) from None
+            raise InputError("header", shortened(str(error)), "well-formed CSV", line) from None
         if not header:
-            raise InputError("header", "", "the names of the columns", 1)
+            raise InputError("header", "", "the names of the columns", line)
         number = next(filter(_NUMBER.fullmatch, header), None)
         if number is not None:
             expected = "names, no numbers (has the file no header? give --columns a,b,c)"
-            raise InputError("header", shortened(number), expected, 1)
+            raise InputError("header", shortened(number), expected, line)
         return header
+
+
+def _delimiter_of(given: str | None, named: str | None) -> str:
+    """Return what separates fields: as `given`, else as `named` in the file. Raises InputError."""
+    if given is None:
+        return named or ","
+    delimiter = "\t" if given == r"\t" else given
+    if len(delimiter) != 1 or delimiter in '"\r\n' or not is_text(delimiter):
+        raise InputError("--delimiter", shortened(given), r"one character, such as ';' or '\t'")
+    if named not in (None, delimiter):
+        raise InputError("--delimiter", given, f"{named!r}, as the file's first line says", 1)
+    return delimiter
 
 
 def _line_of(rows: list[list[str]], index: int, first_line: int) -> int:

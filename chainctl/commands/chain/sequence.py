@@ -98,8 +98,8 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 )  # fmt: skip
 @click.option(
     "--input-name", metavar="NAME",
-    help="With --input -: the name of what is read there. It is known again by it, and read as "
-    "a file of that name is.",
+    help="Name by which it is known again; what --input - reads is read as a file of that name "
+    "is.  [default: the file's, in its folder]",
 )  # fmt: skip
 @click.option(
     "--key-column", metavar="NAME",
@@ -117,6 +117,11 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 @click.option(
     "--columns", metavar="NAMES",
     help="Names of the columns of a CSV file without a header, with commas between them.",
+)  # fmt: skip
+@click.option(
+    "--delimiter", metavar="CHARACTER",
+    help="What separates the fields of a CSV file, such as ';' or '\\t'.  [default: as its first "
+    "line says (sep=;), else a comma]",
 )  # fmt: skip
 @click.option(
     "--header-again", type=click.Choice(["refuse", "skip"]),
@@ -166,7 +171,7 @@ def sequence(
 
     From a file: every value is text; a row becomes a MessagePack map in the order of the columns.
     The same file again goes on where it ended and adds nothing twice; a file of another name is new
-    orders.
+    orders. One of the same name in another folder is refused, unless --input-name says which.
 
     A row that cannot be read ends it with exit code 2: the rows before it are in the chain, none
     after it. Fix the row and run it again.
@@ -190,7 +195,10 @@ def sequence(
         _refuse_beside("--input", {"start": start, "http": http})
         if file["time_unit"] is not None and file["time_column"] is None:
             raise click.UsageError("--time-unit needs --time-column NAME")
-        path = _named_input(path, input_name)
+        if is_standard_input and input_name is None:
+            raise click.UsageError(
+                "--input - needs --input-name NAME: by the name it is known what was taken before"
+            )
     if chain_ids is None:
         _refuse_beside("--chain", {"connections": connections})
     else:
@@ -215,8 +223,10 @@ def sequence(
         given = {name: value for name, value in file.items() if value is not None}
         if "columns" in given:
             given["columns"] = tuple(given["columns"].split(","))
-        opened = standard_input() if is_standard_input else None
-        intake = FileIntake(path, FileOptions(**given), opened=opened)
+        opened = None
+        if is_standard_input and input_name is not None:
+            path, opened = Path(input_name), standard_input()
+        intake = FileIntake(path, FileOptions(name=input_name, **given), opened=opened)
         _add_file(settings, configs[0], intake, path.name, as_json=as_json)
 
 
@@ -242,23 +252,6 @@ def sequencer_config(
             tuning=SequencerTuning(commit_seconds=commit_seconds, **tuning),
             **given,
         )
-
-
-def _named_input(path: Path, name: str | None) -> Path:
-    """Return the path that names the file. Raises UsageError.
-
-    The rows in the chain are known by the name, so none can be guessed for standard input.
-    """
-    if path != Path("-"):
-        _refuse_beside(f"--input {path}", {"input_name": name})
-        return path
-    if name is None:
-        raise click.UsageError(
-            "--input - needs --input-name NAME: by the name it is known what was taken before"
-        )
-    if Path(name).name != name:
-        raise SettingError("--input-name", name, "the name of a file, without a folder")
-    return Path(name)
 
 
 def _refuse_beside(option: str, others: Mapping[str, object]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from chain_kernel.errors import InputError, RetryError
@@ -102,6 +104,45 @@ async def test_file_whose_beginning_changed_is_refused(world: World, tmp_path: P
     with pytest.raises(InputError, match="at least the 2 rows"):
         await take(world, path)
     assert (await take(world, path.rename(tmp_path / "p.csv"))).orders == 1
+
+
+async def test_same_name_in_another_folder_is_refused_until_it_is_named(
+    world: World, tmp_path: Path
+) -> None:
+    first, other = (tmp_path / day / "part-0.csv" for day in ("day=1", "day=2"))
+    for path, rows in ((first, "1\n2\n"), (other, "1\n2\n3\n")):
+        path.parent.mkdir()
+        path.write_text(f"n\n{rows}")
+    assert (await take(world, first)).orders == 2
+    with pytest.raises(InputError, match=f"2 rows .* {first.parent}; --input-name is 'part-0.csv'"):
+        await take(world, other)
+    assert (await take(world, other, FileOptions(name="day2.csv.gz"))).orders == 3
+    assert world.keys() == [f"part-0.csv#{n}" for n in (1, 2)] + [
+        f"day2.csv#{n}" for n in (1, 2, 3)
+    ]
+    # The first folder by another way; then the file itself, moved.
+    (tmp_path / "latest").symlink_to(first.parent)
+    first.write_text("n\n1\n2\n4\n")
+    assert summed(await take(world, tmp_path / "latest" / first.name))[:3] == (1, 0, 2)
+    moved = first.parent.rename(tmp_path / "archive") / first.name
+    with pytest.raises(InputError, match="3 rows"):
+        await take(world, moved)
+    moved.write_text("n\n1\n2\n4\n5\n")
+    assert summed(await take(world, moved, FileOptions(name=first.name)))[:3] == (1, 0, 3)
+    assert summed(await take(world, moved))[:3] == (0, 0, 4)
+
+
+async def test_file_that_was_taken_when_no_folder_was_recorded_goes_on(
+    world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "o.csv"
+    path.write_text("n\n1\n")
+    await take(world, path)
+    mark = world.chain.intake["file:o.csv"]
+    world.chain.intake["file:o.csv"] = msgspec.structs.replace(mark, digest=mark.digest[:32])
+    path.write_text("n\n1\n2\n")
+    assert (await take(world, path)).orders == 1
+    assert world.chain.intake["file:o.csv"].digest[32:] == os.fsencode(tmp_path)
 
 
 async def test_file_that_another_process_took_is_left_to_it(world: World, tmp_path: Path) -> None:

@@ -271,6 +271,16 @@ BAD_BEGINNINGS: list[tuple[str, str | bytes, dict[str, Any], str]] = [
      "line 1: number of fields was 3, expected 2, as in --columns"),
     ("o.csv", "1,2\n", {"columns": ("a", "a")}, "name of column 2 was 'a'"),
     ("o.jsonl", '{"a":1}\n', {"columns": ("a",)}, "--columns was 'a'"),
+    ("o.csv", "ms;id;price\n1;b1;10,5\n", {}, "separator another one? --delimiter ';')"),
+    ("o.csv", "id\tfirst, last\tms\n1\tx, y\t1\n", {}, r"separator another one? --delimiter '\t')"),
+    ("o.csv", "ms|id\n1|b1\n", {}, "line 1: header was 'ms|id', expected names with ',' between"),
+    ("o.csv", "1;2\n", {"columns": ("a", "b")}, "separator another one? --delimiter ';')"),
+    ("o.csv", "1;2\n", {"columns": ("a;b",)}, "--columns was 'a;b', expected names"),
+    ("o.csv", "sep=;\na;b\n", {"delimiter": ","}, "line 1: --delimiter was ',', expected ';'"),
+    ("o.csv", "sep=;\na;\n1;2\n", {}, "line 2: name of column 2 was ''"),
+    *(("o.csv", "a\n1\n", {"delimiter": given}, f"--delimiter was {given!r}, expected one")
+      for given in ("", ";;", '"', "\n", "\0", "\udcff")),
+    ("o.jsonl", '{"a":1}\n', {"delimiter": ";"}, "--delimiter was ';'"),
     ("o.csv", "a,b\n1,2\n", {"key_column": "c"},
      "was 'c', expected one of the file's columns (a, b)"),
     ("o.csv", "a,b\n1,2\n", {"time_column": "c"},
@@ -293,6 +303,36 @@ def test_what_the_caller_says_of_a_file_is_believed(read: ReadAll) -> None:
     assert orders[0].key == "o.txt#1"
     rows = rows_of(read("o.csv", "symbol,1,2\nA,5,6\n", columns=("symbol", "1", "2")))
     assert rows == [{"symbol": "A", "1": "5", "2": "6"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ('ms;a|b\n1;"x;y"\n\n2;\n', {"delimiter": ";"}),
+        ('ms\ta|b\n1\t"x;y"\n2\t\n', {"delimiter": r"\t"}),
+        ('ms|"a|b"\n1|x;y\n2|\n', {"delimiter": "|"}),
+        ('sep=;\nms;a|b\n1;"x;y"\n2;\n', {}),
+        ('\ufeff"SEP=|"\r\nms|"a|b"\r\n1|x;y\r\n2|\r\n', {"delimiter": "|"}),
+        ("sep=,\nms,a|b\n1,x;y\n2,\n", {"columns": ("ms", "a|b")}),
+        ("1,x;y\n2,\n", {"columns": ("ms", "a|b")}),
+    ],
+)
+def test_fields_are_separated_by_what_the_caller_or_the_first_line_names(
+    read: ReadAll, text: str, options: dict[str, Any]
+) -> None:
+    rows = [{"ms": "1", "a|b": "x;y"}, {"ms": "2", "a|b": ""}]
+    assert rows_of(read("o.csv", text, 1, **options)) == rows
+
+
+def test_separator_that_is_given_is_believed_and_lines_count_from_the_files_first(
+    read: ReadAll,
+) -> None:
+    assert rows_of(read("o.csv", "a;b\n1\n", delimiter=",")) == [{"a;b": "1"}]
+    for joined in ("sep=;", "a;b"):
+        orders, fault = read("o.csv", f"sep=;\na;b\n1;2\n{joined}\n3;4\n")
+        assert (len(orders), str(fault).partition(" was")[0]) == (1, "line 4: row")
+    found = read("o.csv", "sep=;\na;b\n1;2\nsep=;\na;b\n3;4\n", header_again="skip")
+    assert rows_of(found) == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
 
 
 def test_file_cut_off_while_compressed_yields_whole_rows_only(write: Write, read: ReadAll) -> None:

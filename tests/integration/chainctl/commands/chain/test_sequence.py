@@ -35,6 +35,9 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+SEPARATORS = {"semicolons": ";", "tabs": "\t", "bars": "|"}
+
+
 @pytest.fixture
 def sequence(call: Call, module_settings: dict[str, str], chain: int) -> Callable[..., Done]:
     """Calls `chainctl sequence` with a file of this content."""
@@ -211,7 +214,6 @@ def wait_for_rows(rows: Rows, count: int) -> None:
         (("--input", "-"), "--input - needs --input-name NAME"),
         (("--input", "-", "--input-name", "a/o.csv"), "--input-name was 'a/o.csv'"),
         (("--input", "-", "--input-name", "orders"), "a name ending .csv"),
-        (("--input", "o.csv", "--input-name", "p.csv"), "--input-name cannot be given with"),
         (("--intake-topic", "t", "--input-name", "p.csv"), "--input-name cannot be given with"),
         (("--input", "-", "--input-name", "o.csv"), "header was ''"),
     ],
@@ -234,6 +236,8 @@ def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
     (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
     (tmp_path / "bare.csv").write_text("1,B\n2,S\n")
     (tmp_path / "one.json").write_text('[{"a":1}]\n')
+    for name, separator in SEPARATORS.items():
+        (tmp_path / f"{name}.csv").write_text(f"ms{separator}id{separator}price\n1,5{separator}b\n")
     for name, part in (
         ("missing.csv", "No such file"),
         (".", "it is a folder"),
@@ -246,6 +250,10 @@ def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
         ("not.csv.xz", "its content is not"),
         ("twice.csv", "name of column 2 was 'a'"),
         ("one.json", "one JSON object"),
+        *(
+            (f"{name}.csv", f"is the separator another one? --delimiter {separator!r}")
+            for name, separator in SEPARATORS.items()
+        ),
     ):
         line = refused(
             "sequence", "--chain", chain, "--input", tmp_path / name, settings=module_settings
@@ -254,6 +262,40 @@ def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
     status = json.loads(call("status", "--chain", chain, "--json", settings=module_settings).out)
     assert status["epoch"] == 0
     assert status["intakes"] == []
+
+
+@pytest.mark.parametrize("name", ["semicolons", *at_night("tabs", "bars")])
+def test_fields_are_separated_by_what_the_option_or_the_first_line_names(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path, name: str
+) -> None:
+    separator = SEPARATORS[name]
+    lines = [["ms", "id", "price"], ["1", "b1", "10,5"], ["2", "b2", "10,6"]]
+    content = "".join(separator.join(line) + "\n" for line in lines)
+    shown = repr(separator).strip("'")
+    assert sequence(tmp_path / "o.csv", content, "--delimiter", shown).code == 0
+    assert sequence(tmp_path / "p.csv", f"sep={separator}\n{content}").code == 0
+    found = [row["payload"] for row in rows()]
+    assert found == [dict(zip(lines[0], line, strict=True)) for line in lines[1:]] * 2
+
+
+def test_file_of_the_same_name_in_another_folder_is_refused_and_taken_once_named(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    first, other = (tmp_path / day / "part-00000.csv" for day in ("day=1", "day=2"))
+    content = "n\n" + "".join(f"{number}\n" for number in range(1, 6))
+    for path in (first, other):
+        path.parent.mkdir()
+    assert sequence(first, content).code == 0
+    refused = sequence(other, content + "6\n7\n")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"5 rows were taken in {first.parent}; --input-name is 'part-00000.csv'" in refused.err
+    assert len(refused.err.splitlines()) == 1
+    named = sequence(other, None, "--input-name", "day-2.csv")
+    assert named.code == 0, named
+    assert keys(rows()) == [
+        *(f"part-00000.csv#{number}" for number in range(1, 6)),
+        *(f"day-2.csv#{number}" for number in range(1, 8)),
+    ]
 
 
 def test_sequence_killed_in_the_middle_goes_on_without_doubling(
