@@ -307,6 +307,21 @@ class LeaseSight(Struct, frozen=True, kw_only=True):
     """Whether it is led by a take-over of the store that looks, whose answer never came."""
 
 
+class ServerIdentity(Struct, frozen=True):
+    """Which PostgreSQL a session is on: an address is no identity.
+
+    A standby that is promoted keeps the system identifier, and begins a new timeline; the primary
+    that it replaced may come back at its old address, and answers that it is a primary, too.
+    """
+
+    system_identifier: int
+    timeline: int
+
+    def __str__(self) -> str:
+        """Return it as errors and logs show it."""
+        return f"system identifier {self.system_identifier}, timeline {self.timeline}"
+
+
 TERM_SPREAD_IDS: Final = 2**29
 """A term's spread is below this: as many ids as a take-over skips per second, see
 `sequencer.core`."""
@@ -334,6 +349,8 @@ class Term(Struct, frozen=True, kw_only=True):
     """Seeds the hashes of this chain's keys; 64 bits, not negative."""
     partition_ids: int
     """Ids that one partition of the table spans; no batch straddles a multiple of it."""
+    server: ServerIdentity
+    """Where the take-over committed. What the leader decides by is read and written there."""
     spread: int = 0
     """Drawn at the take-over, below TERM_SPREAD_IDS: it separates the ids of this term from those
     of another life of the chain that began at the same place."""

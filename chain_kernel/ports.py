@@ -133,39 +133,56 @@ class ChainStore(Closable, Protocol):
 
 
 class KeyStore(Closable, Protocol):
-    """Where a leader looks up rows by their keys' hashes, and keeps what it knows about keys."""
+    """Where a leader looks up rows by their keys' hashes, and keeps what it knows about keys.
 
-    async def rows(self, ids: Sequence[int]) -> list[Event]:
-        """Return those rows with these ids that exist. Raises RetryError, ConnectError."""
+    Each call is for a term, and reads or writes on the server of that term alone. It raises
+    RetryError where that one is not reached, also where another primary answers in its place, and
+    ConnectError.
+    """
+
+    async def rows(self, term: Term, ids: Sequence[int]) -> list[Event]:
+        """Return those rows with these ids that exist."""
         ...
 
-    async def outline(self) -> list[tuple[int, int, int]]:
+    async def outline(self, term: Term) -> list[tuple[int, int, int]]:
         """Return after_id, until_id and number of rows of every page, oldest first."""
         ...
 
-    async def page(self, after_id: int) -> KeyPage:
+    async def page(self, term: Term, after_id: int) -> KeyPage:
         """Return the page after `after_id`. Raises RetryError, also when it is gone."""
         ...
 
-    async def clients(self) -> list[ClientNumber]:
+    async def clients(self, term: Term) -> list[ClientNumber]:
         """Return what is known about every client, as of the last page saved."""
         ...
 
-    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
+    async def keys(
+        self, term: Term, after_id: int, until_id: int, at_most: int
+    ) -> list[tuple[int, str]]:
         """Return id and key of the next rows after `after_id`, at most `at_most` of them."""
         ...
 
-    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
-        """Store a page, and the clients that rose in it, in one transaction."""
+    async def archived_until(self, term: Term) -> int:
+        """Return the last id whose row was archived; 0 where none was."""
         ...
 
-    async def forget(self, until_id: int) -> None:
-        """Drop the pages up to `until_id`."""
+    async def save(self, term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+        """Store a page, and the clients that rose in it, in one transaction.
+
+        Nothing is stored where another leader has raised the epoch.
+        """
+        ...
+
+    async def forget(self, term: Term, until_id: int) -> None:
+        """Drop the pages up to `until_id`, unless another leader has raised the epoch."""
         ...
 
 
 class Lease(Closable, Protocol):
-    """How the leader shows that it is alive, over a connection that no commit delays."""
+    """How the leader shows that it is alive, over a connection that no commit delays.
+
+    It moves only on the server of the term: RetryError where that one is not reached.
+    """
 
     async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter, and return whether an operator asks this leader to step down.

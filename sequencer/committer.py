@@ -124,6 +124,7 @@ class Committer:
             raise PrimaryBehind(term.chain_id, term.last_id, self._acknowledged_id)
         self._acknowledged_id = term.last_id
         self._assembler.lead(term)
+        self._keys.lead(term)
         if self._publisher is not None:
             self._publisher.lead(term)
 

@@ -30,13 +30,12 @@ from chain_kernel.sql import load_sql
 from chain_kernel.text import SummedLog, reason_in_chain, reason_of
 from sequencer.core import ClockWatch
 from sequencer.publisher import highest_id
-from sequencer.stores.session import side_session
+from sequencer.stores.session import SideSessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from chain_kernel.clients.postgres import Record
-    from chain_kernel.clients.session import Session
     from chain_kernel.clock import Clock
     from chain_kernel.model import LeaseSight, Term
     from chain_kernel.ports import ChainStore, FrameSink, Lease
@@ -93,14 +92,14 @@ class PostgresLease:
         self,
         config: SequencerConfig,
         clock: Clock | None = None,
-        shared: Session | None = None,
+        shared: SideSessions | None = None,
     ) -> None:
-        """`shared`: the session of several chains, which somebody else closes."""
+        """`shared`: the sessions of several chains, which somebody else closes."""
         self._clock = clock or SystemClock()
         self._clock_watch = ClockWatch()
         self._must_be_safe = not config.unsafe_durability
         self._is_shared = shared is not None
-        self._session = shared or side_session(config, "lease")
+        self._sessions = shared or SideSessions(config, "lease")
 
     async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
@@ -116,17 +115,16 @@ class PostgresLease:
         await self._move("release_lease", term, published_id)
 
     async def close(self) -> None:
-        """Close the connection; see `chain_kernel.ports.Lease.close`."""
+        """Close the connections; see `chain_kernel.ports.Lease.close`."""
         if not self._is_shared:
-            await self._session.close()
+            await self._sessions.close()
 
     async def _move(self, statement: str, term: Term, published_id: int) -> Record:
-        moved = await self._session.fetch(
-            _SQL[statement], term.chain_id, term.epoch, term.nonce, published_id
-        )
+        held = (term.epoch, term.nonce)
+        moved = await self._sessions.fetch(term, _SQL[statement], *held, published_id)
         if not moved:
             fenced = Fenced(term.chain_id, term.epoch)
-            (sight,) = await self._session.fetch(_SQL["look"], term.chain_id)
+            (sight,) = await self._sessions.fetch(term, _SQL["look"])
             raise fenced.named_by(sight["epoch"], sight["owner"])
         row: Record = moved[0]
         if row["last_id"] < published_id:

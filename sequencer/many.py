@@ -21,7 +21,7 @@ from sequencer.service import Sequencer
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
-from sequencer.stores.session import CommitLine, side_session
+from sequencer.stores.session import CommitLine, SideSessions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -57,8 +57,8 @@ class SharedConnections(ClosedAtExit):
             CommitLine(first, self._clock, whose, self._note)
             for _ in range(min(connections, len(configs)))
         ]
-        self._lease = side_session(first, "lease", whose, self._note)
-        self._keys = side_session(first, "keys", whose, self._note)
+        self._lease = SideSessions(first, "lease", whose, self._note)
+        self._keys = SideSessions(first, "keys", whose, self._note)
         self._line_of = dict(zip((each.chain_id for each in configs), cycle(self._lines)))
         self._outage = SummedLog(_log, logging.WARNING)
 

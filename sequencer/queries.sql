@@ -63,14 +63,8 @@ UPDATE chain_lease
  WHERE chain_id = $1 AND ($2::bigint IS NULL OR counter = $2)
 RETURNING counter
 
--- last_term: the server's id and timeline of the newest stored term, and the current ones; the
--- timeline is that of the log being written, since that of the last checkpoint lags behind a promotion
-SELECT term.epoch, term.system_identifier, term.timeline,
-       (SELECT system_identifier FROM pg_control_system()) AS system_identifier_now,
-       ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint AS timeline_now
-  FROM (SELECT) AS nothing
-  LEFT JOIN (SELECT epoch, system_identifier, timeline FROM chain_term
-              WHERE chain_id = $1 ORDER BY epoch DESC LIMIT 1) AS term ON true
+-- last_term: the server of the newest stored term
+SELECT system_identifier, timeline FROM chain_term WHERE chain_id = $1 ORDER BY epoch DESC LIMIT 1
 
 -- begin_term: store the term that begins in this transaction, after the fence
 INSERT INTO chain_term
@@ -293,19 +287,33 @@ SELECT event.id, event.key
  ORDER BY page.last_id, event.id
  LIMIT $4
 
--- save_key_page: store a page; one that was made again is as good as the one before
+-- archived_until: the last row that was archived, 0 for none
+SELECT coalesce(max(last_id), 0) FROM chain_batch WHERE chain_id = $1 AND prev_last_id IS NULL
+
+-- prove_term: whether this server has the take-over of epoch $2: a row that no other life of it has
+SELECT 1 FROM chain_term WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
+
+-- save_key_page: store a page, unless another leader has raised the epoch; one that was made again is
+-- as good as the one before
 INSERT INTO chain_key_page (chain_id, after_id, until_id, spans, hashes)
-VALUES ($1, $2, $3, $4, $5)
+SELECT chain_id, $4, $5, $6, $7 FROM chain_head
+ WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
 ON CONFLICT (chain_id, after_id)
 DO UPDATE SET until_id = excluded.until_id, spans = excluded.spans, hashes = excluded.hashes
 
--- save_clients: store how far clients have come; a number never falls
+-- save_clients: store how far clients have come, unless another leader has raised the epoch; a number
+-- never falls
 INSERT INTO chain_client AS stored (chain_id, client, number, id, known_from, known_from_id)
-SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[])
+SELECT head.chain_id, known.*
+  FROM chain_head AS head,
+       unnest($4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[]) AS known
+ WHERE head.chain_id = $1 AND head.epoch = $2 AND head.nonce = $3
 ON CONFLICT (chain_id, client)
 DO UPDATE SET number = excluded.number, id = excluded.id, known_from = excluded.known_from,
               known_from_id = excluded.known_from_id
         WHERE excluded.number > stored.number
 
--- forget_key_pages: drop the pages up to id $2
-DELETE FROM chain_key_page WHERE chain_id = $1 AND until_id <= $2
+-- forget_key_pages: drop the pages up to id $2, unless another leader has raised the epoch
+DELETE FROM chain_key_page
+ WHERE chain_id = $1 AND until_id <= $2
+   AND EXISTS (SELECT FROM chain_head WHERE chain_id = $1 AND epoch = $3 AND nonce = $4)

@@ -316,6 +316,20 @@ class DatabaseConfig(
         if self.passfile:
             _read_passfile(self.passfile)
 
+    def for_writing(self) -> Self:
+        """Return it, for a login that writes.
+
+        Raises SettingError for several hosts of which any may be chosen: one that answers may be a
+        standby that lags, and what is read there is not what was committed.
+        """
+        if "," in self.host and self.target_session_attrs not in ("primary", "read-write"):
+            raise SettingError(
+                "target_session_attrs",
+                self.target_session_attrs,
+                f"primary or read-write, for a login that writes to one of {self.host}",
+            )
+        return self
+
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Hosts and ports, in the order in which they are tried; IPv6 without brackets."""

@@ -10,7 +10,9 @@ import socket
 import ssl
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import urlencode
 
 import asyncpg
@@ -25,11 +27,12 @@ from chain_kernel.errors import (
     SchemaError,
     SettingError,
 )
-from chain_kernel.sql import NUMBERED, renumbering
+from chain_kernel.model import ServerIdentity
+from chain_kernel.sql import NUMBERED, load_sql, renumbering
 from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Coroutine, Mapping, Sequence
 
     from chain_kernel.clients.database_config import DatabaseConfig
 
@@ -87,6 +90,12 @@ _NO_DATABASE: Final = "3D000"
 _AUTHORISATION_CLASS: Final = "28"
 
 _HANG_UPS: Final = (ConnectionResetError, BrokenPipeError, asyncpg.ConnectionDoesNotExistError)
+
+_SQL: Final = load_sql("chain_kernel.clients", "server.sql")
+
+_OTHERS_SECONDS: Final = 1.0
+"""Once one of several hosts has answered, the others are waited for so long: a primary that was
+promoted answers as fast as one that came back, and one that is silent must not delay us."""
 
 _ALERT_SECONDS: Final = 3.0
 """The longest look for the reason of a hang-up: two round trips."""
@@ -207,6 +216,7 @@ async def connect(
     statement_seconds: float | None = None,
     is_direct: bool = False,
     is_pooled: bool = False,
+    server: ServerIdentity | Literal["any", "newest"] = "any",
 ) -> Connection:
     """Return a new connection to the first acceptable server of those that `config` names.
 
@@ -215,6 +225,8 @@ async def connect(
     precedence over those of `config`, which do over what is `PINNED`.
     `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
     refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
+    `server` accepts that one alone; "newest" asks each host, and takes the one on the highest
+    timeline: of two that say that they are the primary, the other one was replaced.
     The first connection to a host where another machine may pose as the server logs a warning.
     Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
     pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound;
@@ -225,9 +237,26 @@ async def connect(
     options["command_timeout"] = statement_seconds
     if is_pooled:
         options["statement_cache_size"] = 0
-    loop = asyncio.get_running_loop()
-    end = loop.time() + within_seconds
+    end = asyncio.get_running_loop().time() + within_seconds
     places = await _places(config, within_seconds)
+    wanted = server if isinstance(server, ServerIdentity) else None
+    if server == "newest" and len(config.addresses) > 1:
+        hosts = [list(each) for _, each in groupby(places, key=itemgetter(0, 1))]
+        opening = [_first(config, options, host, end, is_direct) for host in hosts]
+        return await _newest(config, opening, end)
+    return await _first(config, options, places, end, is_direct, wanted)
+
+
+async def _first(
+    config: DatabaseConfig,
+    options: Mapping[str, Any],
+    places: Sequence[tuple[str, int, str]],
+    end: float,
+    is_direct: bool,
+    wanted: ServerIdentity | None = None,
+) -> Connection:
+    """Return a connection to the first acceptable server at `places`; see `connect`."""
+    loop = asyncio.get_running_loop()
     # prefer-standby: any server is accepted only when no standby is.
     attempts = [(target, *place) for target in _targets(config) for place in places]
     refusals: list[tuple[OrderchainError, Exception]] = []
@@ -238,7 +267,11 @@ async def connect(
                 connection = await _connect_one(config, options, (host, port), address, target)
                 if is_direct:
                     await _require_direct(connection, config)
+                if wanted is not None:
+                    await _require_server(connection, wanted, server_name(host, port))
                 return connection
+        except RetryError as error:
+            refusals.append((error, error))
         except DRIVER_ERRORS as error:
             if isinstance(error, _HANG_UPS) and config.is_tls_certain:
                 error = await _alert(config, (host, port), address, share_end) or error
@@ -249,6 +282,70 @@ async def connect(
     causes = [error for _, error in refusals]
     cause = next((error for error in causes if is_too_many_connections(error)), causes[-1])
     raise _of_all([refusal for refusal, _ in refusals], config) from cause
+
+
+async def _newest(
+    config: DatabaseConfig, opening: Sequence[Coroutine[Any, Any, Connection]], end: float
+) -> Connection:
+    """Return the connection to the server on the highest timeline; the others are ended."""
+    loop = asyncio.get_running_loop()
+    waiting = tasks = {asyncio.ensure_future(_with_timeline(each)) for each in opening}
+    chosen: tuple[Connection, int] | None = None
+    try:
+        while waiting and (seconds := end - loop.time()) > 0:
+            done, waiting = await asyncio.wait(
+                waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if any(task.exception() is None for task in done):
+                end = min(end, loop.time() + _OTHERS_SECONDS)
+        answered = (task for task in tasks if task.done() and task.exception() is None)
+        chosen = max((task.result() for task in answered), key=itemgetter(1), default=None)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for each in ended:
+            if isinstance(each, tuple) and each is not chosen:
+                each[0].terminate()
+    if chosen is not None:
+        return chosen[0]
+    refusals = [each for each in ended if isinstance(each, OrderchainError)]
+    if lasting := [each for each in refusals if not isinstance(each, RetryError | ConnectError)]:
+        raise lasting[0]
+    raise _of_all(refusals, config) if refusals else RetryError("no server answered in time")
+
+
+async def _with_timeline(opening: Coroutine[Any, Any, Connection]) -> tuple[Connection, int]:
+    connection = await opening
+    try:
+        return connection, (await server_identity(connection)).timeline
+    except BaseException as error:
+        connection.terminate()
+        if isinstance(error, DRIVER_ERRORS):
+            raise RetryError(f"which server it is: {reason_of(error)}") from error
+        raise
+
+
+async def server_identity(connection: Connection) -> ServerIdentity:
+    """Return which server `connection` leads to; timeline 0 for a standby, which writes no log.
+
+    Raises what the driver raises.
+    """
+    found = await connection.fetchrow(_SQL["server_identity"])
+    return ServerIdentity(found["system_identifier"], found["timeline"] or 0)
+
+
+async def _require_server(connection: Connection, wanted: ServerIdentity, name: str) -> None:
+    """Raise RetryError, and end the connection, where it does not lead to `wanted`."""
+    try:
+        if (found := await server_identity(connection)) == wanted:
+            return
+    except BaseException:
+        connection.terminate()
+        raise
+    connection.terminate()
+    found_now = "a standby" if not found.timeline else str(found)
+    raise RetryError(f"database {name}: not the server of the term ({wanted}), but {found_now}")
 
 
 def is_too_many_connections(error: BaseException) -> bool:

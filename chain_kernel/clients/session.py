@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from chain_kernel.clients.postgres import Connection, LogMessage
+    from chain_kernel.model import ServerIdentity
 
 
 _SAFE: Final = {
@@ -214,8 +215,8 @@ class Session:
     Every method raises what `statement_refusal` returns, RetryError where it is not known whether
     the statement was executed, and what `connect` raises. `prepare` runs on each new connection,
     for checks and listeners; what it raises is treated like a statement's error. `refusal` is
-    called before `statement_refusal`, and returns None for what it does not know. `random`: for
-    simulations.
+    called before `statement_refusal`, and returns None for what it does not know. `server`: the
+    only one that it connects to; other hosts are passed over. `random`: for simulations.
     """
 
     def __init__(
@@ -224,9 +225,11 @@ class Session:
         *,
         prepare: Callable[[Connection], Awaitable[None]] | None = None,
         refusal: Callable[[Exception], Exception | None] | None = None,
+        server: ServerIdentity | None = None,
         random: Random | None = None,
     ) -> None:
         self._config = config
+        self._server = server
         self._prepare = prepare
         self._refusal = refusal
         self._busy = Backoff(*_BUSY_PAUSE_SECONDS, random=random)
@@ -336,7 +339,9 @@ class Session:
         try:
             while True:
                 try:
-                    connection = await open_connection(self._config, is_pooled=self._is_pooled)
+                    connection = await open_connection(
+                        self._config, is_pooled=self._is_pooled, server=self._server or "any"
+                    )
                 except PoolerFound:
                     if self._is_pooled or self._config.pooler != "read through":
                         raise
@@ -408,7 +413,11 @@ async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
 
 
 async def open_connection(
-    config: SessionConfig, *, is_pooled: bool = False, statement_seconds: float | None = None
+    config: SessionConfig,
+    *,
+    is_pooled: bool = False,
+    statement_seconds: float | None = None,
+    server: ServerIdentity | Literal["any", "newest"] = "any",
 ) -> Connection:
     """Return a new connection, for a session of another kind. Raises what `connect` raises."""
     return await connect(
@@ -419,6 +428,7 @@ async def open_connection(
         statement_seconds=statement_seconds,
         is_direct=config.pooler != "ignored" and not is_pooled,
         is_pooled=is_pooled,
+        server=server,
     )
 
 

@@ -25,6 +25,7 @@ from chain_kernel.model import (
     IntakeMark,
     IntakeReject,
     LeaseSight,
+    ServerIdentity,
     Term,
 )
 from chain_kernel.seal import Batch, genesis_seal
@@ -154,6 +155,7 @@ class MemoryDatabase:
 
     def __init__(self, seed: int = 0) -> None:
         self.database_id = UUID(int=seed)
+        self.server = ServerIdentity(seed, 1)
         self.chains: dict[int, CommittedChain] = {}
         self.is_away = False
         self.cancels_waits = False
@@ -163,6 +165,17 @@ class MemoryDatabase:
         """Make a chain and return it."""
         chain = CommittedChain(chain_id, self.database_id, partition_ids)
         self.chains[chain_id] = chain
+        return chain
+
+    def of_term(self, term: Term) -> CommittedChain:
+        """Return the chain of `term`. Raises RetryError while away, and where this is not the
+        server of the term.
+        """
+        if self.is_away:
+            raise RetryError("the database is away")
+        chain = self.chains[term.chain_id]
+        if self.server != term.server or all(each.nonce != term.nonce for each in chain.terms):
+            raise RetryError(f"not the server of the term ({term.server}), but {self.server}")
         return chain
 
     def draw_nonce(self) -> bytes:
@@ -295,6 +308,7 @@ class MemoryChainStore:
             partition=0,
             key_salt=chain.chain_id,
             partition_ids=chain.partition_ids,
+            server=self.database.server,
             spread=int.from_bytes(drawn.frame_key[:4], "big") % TERM_SPREAD_IDS,
         )
         self._require_standby()
@@ -474,9 +488,7 @@ class MemoryLease:
         """Nothing is held."""
 
     def _held(self, term: Term, published_id: int) -> CommittedChain:
-        if self._database.is_away:
-            raise RetryError("the database is away")
-        chain = self._database.chains[self._chain_id]
+        chain = self._database.of_term(term)
         if chain.epoch != term.epoch:
             raise Fenced(self._chain_id, term.epoch, chain.epoch, chain.owner)
         if chain.last_id < published_id:
@@ -493,56 +505,61 @@ class MemoryKeyStore:
         self._database = database
         self._chain_id = chain_id
 
-    async def rows(self, ids: Sequence[int]) -> list[Event]:
+    async def rows(self, term: Term, ids: Sequence[int]) -> list[Event]:
         """Return rows by id; see `chain_kernel.ports.KeyStore.rows`."""
         wanted = set(ids)
-        return [event for event in self._events() if event.id in wanted]
+        return [event for event in self._events(term) if event.id in wanted]
 
-    async def outline(self) -> list[tuple[int, int, int]]:
+    async def outline(self, term: Term) -> list[tuple[int, int, int]]:
         """Return which pages there are; see `chain_kernel.ports.KeyStore.outline`."""
-        pages = self._chain().key_pages.values()
+        pages = self._database.of_term(term).key_pages.values()
         return sorted((page.after_id, page.until_id, len(page.hashes) // 8) for page in pages)
 
-    async def page(self, after_id: int) -> KeyPage:
+    async def page(self, term: Term, after_id: int) -> KeyPage:
         """Return one page; see `chain_kernel.ports.KeyStore.page`."""
-        page = self._chain().key_pages.get(after_id)
+        page = self._database.of_term(term).key_pages.get(after_id)
         if page is None:
             raise RetryError(f"chain {self._chain_id}: the page of keys after {after_id} is gone")
         return page
 
-    async def clients(self) -> list[ClientNumber]:
+    async def clients(self, term: Term) -> list[ClientNumber]:
         """Return all clients; see `chain_kernel.ports.KeyStore.clients`."""
-        return list(self._chain().clients.values())
+        return list(self._database.of_term(term).clients.values())
 
-    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
+    async def keys(
+        self, term: Term, after_id: int, until_id: int, at_most: int
+    ) -> list[tuple[int, str]]:
         """Return the next keys; see `chain_kernel.ports.KeyStore.keys`."""
-        rows = [
-            (event.id, event.key) for event in self._events() if after_id < event.id <= until_id
-        ]
+        events = self._events(term)
+        rows = [(event.id, event.key) for event in events if after_id < event.id <= until_id]
         return rows[:at_most]
 
-    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+    async def archived_until(self, term: Term) -> int:
+        """Return 0: nothing is archived in memory."""
+        self._database.of_term(term)
+        return 0
+
+    async def save(self, term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
         """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
-        chain = self._chain()
+        chain = self._database.of_term(term)
+        if (chain.epoch, chain.nonce) != (term.epoch, term.nonce):
+            return
         chain.key_pages[page.after_id] = page
         for known in clients:
             stored = chain.clients.get(known.client)
             if stored is None or stored.number < known.number:
                 chain.clients[known.client] = known
 
-    async def forget(self, until_id: int) -> None:
+    async def forget(self, term: Term, until_id: int) -> None:
         """Drop old pages; see `chain_kernel.ports.KeyStore.forget`."""
-        pages = self._chain().key_pages
-        for page in [page for page in pages.values() if page.until_id <= until_id]:
-            del pages[page.after_id]
+        chain = self._database.of_term(term)
+        if (chain.epoch, chain.nonce) != (term.epoch, term.nonce):
+            return
+        for page in [page for page in chain.key_pages.values() if page.until_id <= until_id]:
+            del chain.key_pages[page.after_id]
 
     async def close(self) -> None:
         """Nothing is held."""
 
-    def _chain(self) -> CommittedChain:
-        if self._database.is_away:
-            raise RetryError("the database is away")
-        return self._database.chains[self._chain_id]
-
-    def _events(self) -> list[Event]:
-        return [event for batch in self._chain().batches for event in batch.events]
+    def _events(self, term: Term) -> list[Event]:
+        return [event for batch in self._database.of_term(term).batches for event in batch.events]

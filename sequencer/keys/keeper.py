@@ -34,7 +34,7 @@ class KeyKeeper:
         self._unsaved: deque[tuple[KeyPage, list[ClientNumber]]] = deque()
         self._wake = asyncio.Event()
         self._memory: KeyMemory | None = None
-        self._chain_id = 0
+        self._term: Term | None = None
         # Pages up to this id are gone from the store.
         self._forgotten_until = 0
         # Where the stored pages end. Invariant: the next one that is stored begins there. A leader
@@ -49,25 +49,42 @@ class KeyKeeper:
     async def load(self, term: Term) -> None:
         """Read pages, then the rows after the last one, until the head of `term` is known.
 
-        Raises RetryError, ConnectError.
+        Raises RetryError, ConnectError; RetryError also where what is read does not end there.
         """
-        self._chain_id = term.chain_id
+        self._term = term
         if self._window_rows == 0:
             return
-        pages = self._needed(await self._store.outline())
+        pages = self._needed(await self._store.outline(term))
         memory = KeyMemory(self._window_rows, term.key_salt, after_id=pages[0] if pages else 0)
-        memory.clients.load(await self._store.clients())
+        memory.clients.load(await self._store.clients(term))
         self._unsaved.clear()  # what an earlier try to load has left
         reached = 0
         for after_id in pages:
-            page = await self._store.page(after_id)
+            page = await self._store.page(term, after_id)
             memory.index.install(page)
             reached = page.until_id
         self._memory, self._saved_until = memory, reached
-        while rows := await self._store.keys(reached, term.last_id, PIECE_ROWS):
+        while rows := await self._store.keys(term, reached, term.last_id, PIECE_ROWS):
             reached = rows[-1][0]
             self._take_up(memory.remember_rows([key for _, key in rows], [row[0] for row in rows]))
             await self._save_all()
+        if reached != term.last_id:
+            await self._require_archived(term, reached)
+
+    async def _require_archived(self, term: Term, reached: int) -> None:
+        """Raise RetryError unless the rows from `reached` to the head of `term` were archived.
+
+        The keys are then of another life of the chain, or of a copy that lags: a leader that
+        decides by them gives a repeat a second id, or an id that the chain does not have.
+        """
+        if reached > term.last_id or await self._store.archived_until(term) < term.last_id:
+            raise RetryError(
+                f"chain {term.chain_id}: the keys end at {reached}, the head is {term.last_id}"
+            )
+
+    def lead(self, term: Term) -> None:
+        """Go on under `term`, the next one of this process: the memory is that of its chain."""
+        self._term = term
 
     async def rows_with(self, keys: Collection[str]) -> dict[str, Event]:
         """Return the committed rows that hold one of `keys`, by key: those in the window, and of
@@ -75,16 +92,16 @@ class KeyKeeper:
 
         Raises RowsMissing when a row in the window is gone; RetryError, ConnectError.
         """
-        if self._memory is None:
+        if self._memory is None or self._term is None:
             return {}
         remembered, highest = self._memory.candidates(keys)
         if not (remembered or highest):
             return {}
-        rows = await self._store.rows(sorted(remembered | highest))
+        rows = await self._store.rows(self._term, sorted(remembered | highest))
         missing = remembered.difference(row.id for row in rows)
         if missing:
             # Without the row it is unknown whether the order is a repeat of it.
-            raise RowsMissing(self._chain_id, min(missing) - 1, max(missing))
+            raise RowsMissing(self._term.chain_id, min(missing) - 1, max(missing))
         wanted = set(keys)
         return {row.key: row for row in rows if row.key in wanted}
 
@@ -138,12 +155,12 @@ class KeyKeeper:
 
     async def _save_all(self) -> None:
         """Store the pages that are full, and drop those that are not needed any more."""
-        while self._unsaved:
+        while self._unsaved and (term := self._term) is not None:
             try:
-                page, clients = await self._next_page()
-                await self._store.save(page, clients)
+                page, clients = await self._next_page(term)
+                await self._store.save(term, page, clients)
             except (RetryError, ConnectError) as error:
-                chain_id, after_id = self._chain_id, self._saved_until
+                chain_id, after_id = term.chain_id, self._saved_until
                 _log.warning(
                     "chain %d: page of keys after %d not saved: %s", chain_id, after_id, error
                 )
@@ -153,12 +170,12 @@ class KeyKeeper:
                 self._unsaved.popleft()
         await self._forget_old()
 
-    async def _next_page(self) -> tuple[KeyPage, list[ClientNumber]]:
+    async def _next_page(self, term: Term) -> tuple[KeyPage, list[ClientNumber]]:
         """Return the page to store next, with its clients; make it again if it was dropped."""
         page, clients = self._unsaved[0]
         if self._memory is None or page.after_id <= self._saved_until:
             return page, clients
-        rows = await self._store.keys(self._saved_until, page.after_id, PIECE_ROWS)
+        rows = await self._store.keys(term, self._saved_until, page.after_id, PIECE_ROWS)
         if not rows:
             return page, clients  # archived since: no leader can read them
         keys, ids = [key for _, key in rows], [row[0] for row in rows]
@@ -168,11 +185,11 @@ class KeyKeeper:
         until_id = self._memory.index.forgotten_until if self._memory is not None else 0
         # The last page stays, also where the window is shorter: the next start begins after it.
         until_id = min(until_id, self._saved_until - 1)
-        if until_id <= self._forgotten_until:
+        if until_id <= self._forgotten_until or (term := self._term) is None:
             return
         try:
-            await self._store.forget(until_id)
+            await self._store.forget(term, until_id)
             self._forgotten_until = until_id
         except OrderchainError as error:
-            chain_id = self._chain_id
+            chain_id = term.chain_id
             _log.warning("chain %d: old pages of keys up to %d stay: %s", chain_id, until_id, error)

@@ -12,6 +12,7 @@ from itertools import chain as flatten
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from chain_kernel.clock import SystemClock, ns_of, time_of
 from chain_kernel.errors import (
@@ -322,6 +323,9 @@ class PostgresChainStore:
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch over what was seen; see `chain_kernel.ports.ChainStore.take_over`."""
+        if not self._is_shared and "," in DatabaseConfig.of(self._config.database).host:
+            # Looks go on over one connection: another host may have been promoted since.
+            await self.line.close()
         return await self._raise_epoch(owner, seen.epoch, seen.nonce, seen.counter)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
@@ -455,9 +459,8 @@ class PostgresChainStore:
             try:
                 tuning = self._tuning
                 async with asyncio.timeout(tuning.commit_seconds):
-                    connection = await session.idle()
                     term = await raise_epoch(
-                        connection, session.database_id, owner, drawn, seen, counter,
+                        session, owner, drawn, seen, counter,
                         tuning.lease_seconds, tuning.commit_seconds,
                     )  # fmt: skip
                     # What a take-over finds counts as replicated: it was, if this commit is.

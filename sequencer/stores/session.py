@@ -12,15 +12,21 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from uuid import UUID
 
 from msgspec import structs
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.pipeline import Pipeline
-from chain_kernel.clients.postgres import DRIVER_ERRORS, close_connection, statement_refusal
+from chain_kernel.clients.postgres import (
+    DRIVER_ERRORS,
+    close_connection,
+    server_identity,
+    statement_refusal,
+)
 from chain_kernel.clients.session import (
+    ClosedAtExit,
     Session,
     SessionConfig,
     SyncWaitCancelled,
@@ -29,16 +35,20 @@ from chain_kernel.clients.session import (
     open_connection,
 )
 from chain_kernel.errors import OrderchainError, RetryError, SchemaError
+from chain_kernel.model import ServerIdentity
 from chain_kernel.sql import SEQUENCER_WRITER, load_sql, require_version, with_constant
 from sequencer.core import ClockWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from chain_kernel.clients.postgres import Connection, Record
     from chain_kernel.clock import Clock
+    from chain_kernel.model import Term
     from sequencer.config import SequencerConfig
 
+
+_Result = TypeVar("_Result")
 
 _SQL: Final = load_sql("sequencer", "queries.sql")
 _NAMES: Final = ("commit_batch", "commit_page", "commit_row", "save_mark", "save_reject")
@@ -97,7 +107,7 @@ def _session_config(
     connecting included.
     """
     return SessionConfig(
-        database=DatabaseConfig.of(config.database),
+        database=DatabaseConfig.of(config.database).for_writing(),
         application_name=f"orderchain {purpose} {whose or config.chain_id}",
         role=SEQUENCER_WRITER,
         settings={**_PINNED, **settings},
@@ -108,19 +118,115 @@ def _session_config(
     )
 
 
-def side_session(
-    config: SequencerConfig,
-    purpose: Literal["lease", "keys"],
-    whose: str = "",
-    refusal: Callable[[Exception], Exception | None] | None = None,
-) -> Session:
-    """Return a session beside the one that commits; `fetch` takes the chain's number first.
+class SideSessions(ClosedAtExit):
+    """Sessions beside the one that commits, each on the server of a term: of one chain, or many.
+
+    After a fail-over in which the old primary comes back, two servers answer. A session connects
+    only to the one of the term that it is used for, and proves the term's row there before its
+    first use: two standbys that were promoted separately may have the same timeline.
 
     A crash loses at most the last beat, which costs nothing, or pages of keys, which are made again
-    from their rows: it does not wait for the disk.
+    from their rows: no statement here waits for the disk.
     """
-    side = _session_config(config, purpose, whose, synchronous_commit="off")
-    return Session(structs.replace(side, is_of_one_chain=True), prepare=pin, refusal=refusal)
+
+    def __init__(
+        self,
+        config: SequencerConfig,
+        purpose: Literal["lease", "keys"],
+        whose: str = "",
+        refusal: Callable[[Exception], Exception | None] | None = None,
+    ) -> None:
+        """`whose` names the chains that share it; `refusal` is called as `Session` does."""
+        self._config = _session_config(config, purpose, whose, synchronous_commit="off")
+        self._refusal = refusal
+        # The newest server last; a chain that still leads on an older one reopens its session.
+        self._sessions: dict[ServerIdentity, _SideSession] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def fetch(self, term: Term, statement: str, *values: object) -> list[Record]:
+        """Return the rows of one statement, whose first value is the chain of `term`, and which is
+        committed when this returns.
+
+        Raises as `Session.fetch`; RetryError where no host is the server of the term.
+        """
+        statement = with_constant(statement, term.chain_id)
+
+        async def work(connection: Connection) -> list[Record]:
+            rows: list[Record] = await connection.fetch(statement, *values)
+            return rows
+
+        return await self._of(term).run(term, work)
+
+    async def write(self, term: Term, *statements: tuple[str, Sequence[object]]) -> None:
+        """Run statements in one transaction, each with the chain of `term` and its own values.
+
+        Raises as `fetch`.
+        """
+
+        async def work(connection: Connection) -> None:
+            async with connection.transaction():
+                for statement, values in statements:
+                    await connection.execute(statement, term.chain_id, *values)
+
+        await self._of(term).run(term, work)
+
+    async def close(self) -> None:
+        """Close them; never raises, never waits beyond their deadline."""
+        sessions = [each.session for each in self._sessions.values()]
+        self._sessions.clear()
+        await asyncio.gather(*(each.close() for each in sessions), *self._closing)
+
+    def _of(self, term: Term) -> _SideSession:
+        found = self._sessions.get(term.server)
+        if found is None:
+            found = self._sessions[term.server] = _SideSession(
+                self._config, self._refusal, term.server
+            )
+            if len(self._sessions) > _SERVERS_MAX:
+                oldest = self._sessions.pop(next(iter(self._sessions)))
+                closing = asyncio.ensure_future(oldest.session.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        return found
+
+
+_SERVERS_MAX: Final = 2
+"""Chains that share sessions are taken over one by one: for a while, some are still led on the
+server before."""
+
+
+class _SideSession:
+    """A session on one server, and the terms whose rows it has seen on its connection."""
+
+    def __init__(
+        self,
+        config: SessionConfig,
+        refusal: Callable[[Exception], Exception | None] | None,
+        server: ServerIdentity,
+    ) -> None:
+        config = structs.replace(config, is_of_one_chain=True)
+        self.session = Session(config, prepare=self._begin, refusal=refusal, server=server)
+        self._proven: dict[int, bytes] = {}
+
+    async def run(self, term: Term, work: Callable[[Connection], Awaitable[_Result]]) -> _Result:
+        """Return what `work` returns for a connection to the server of `term`."""
+
+        async def proven(connection: Connection) -> _Result:
+            if self._proven.get(term.chain_id) != term.nonce:
+                held = (term.chain_id, term.epoch, term.nonce)
+                if await connection.fetchval(_SQL["prove_term"], *held) is None:
+                    raise RetryError(
+                        f"chain {term.chain_id}: not the server of the term: it has no epoch "
+                        f"{term.epoch} of ours ({term.server})"
+                    )
+                self._proven[term.chain_id] = term.nonce
+            return await work(connection)
+
+        return await self.session.run(proven)
+
+    async def _begin(self, connection: Connection) -> None:
+        self._proven.clear()
+        await pin(connection)
 
 
 async def pin(connection: Connection) -> None:
@@ -156,6 +262,8 @@ class LeaderSession:
         self.lock = asyncio.Lock()
         self.database_id = UUID(int=0)
         """The id of the database that was reached."""
+        self.server = ServerIdentity(0, 0)
+        """The server that was reached."""
         self.allowed = ""
         """How many connections the server allows to this login."""
 
@@ -179,11 +287,12 @@ class LeaderSession:
 
     async def open(self) -> None:
         """Connect. Raises ConnectError, SchemaError, DurabilityError, ClockError, RetryError."""
-        connection = await open_connection(self._session_config)
+        connection = await open_connection(self._session_config, server="newest")
         try:
             async with asyncio.timeout(self._config.tuning.commit_seconds):
                 await pin(connection)
                 self.database_id = await self._check(connection)
+                self.server = await server_identity(connection)
                 await prepare(connection)
                 listen_for_cancelled_waits(connection, self._on_cancelled_wait)
         except BaseException as error:
@@ -306,6 +415,7 @@ class CommitLine:
         self._turn = asyncio.Lock()
         self._connects = 0
         self._failed: Exception | None = None  # what the last connect raised
+        self._server = ServerIdentity(0, 0)  # the last that was reached
         self.allowed = ""
         """How many connections the server allows; empty before the first."""
 
@@ -327,6 +437,7 @@ class CommitLine:
             session = LeaderSession(self._config, self._clock, self._whose)
             try:
                 await session.open()
+                self._require_no_older(session)
             except OrderchainError as error:
                 self._failed = error
                 if self._on_refusal is not None:
@@ -336,6 +447,21 @@ class CommitLine:
                 self._connects += 1
             self._session, self.allowed = session, session.allowed
             return session
+
+    def _require_no_older(self, session: LeaderSession) -> None:
+        """Raise RetryError, and end `session`, where it leads to a server that was replaced.
+
+        What was committed since is not there. A start of a new process accepts it: then somebody
+        may have gone back on purpose.
+        """
+        before, now = self._server, session.server
+        if now.system_identifier == before.system_identifier and now.timeline < before.timeline:
+            session.abandon()
+            raise RetryError(
+                f"the database is on timeline {now.timeline}, which timeline {before.timeline} has "
+                "replaced: an old primary answers; end it, or start again to lead there"
+            )
+        self._server = now
 
     async def close(self) -> None:
         """Close the connection within a second, or drop it."""

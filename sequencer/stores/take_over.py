@@ -7,16 +7,17 @@ import os
 from secrets import randbelow
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec.structs import astuple
+
 from chain_kernel.clock import ns_of
 from chain_kernel.errors import Fenced, OrderchainError
 from chain_kernel.frame import FRAME_KEY_BYTES, NONCE_BYTES
-from chain_kernel.model import TERM_SPREAD_IDS, Term
+from chain_kernel.model import TERM_SPREAD_IDS, ServerIdentity, Term
 from chain_kernel.sql import load_sql
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from chain_kernel.clients.postgres import Connection, Record
+    from sequencer.stores.session import LeaderSession
 
 
 _log = logging.getLogger(__name__)
@@ -49,8 +50,7 @@ class Secrets(NamedTuple):
 
 
 async def raise_epoch(
-    connection: Connection,
-    database_id: UUID,
+    session: LeaderSession,
     owner: str,
     drawn: Secrets,
     seen: tuple[int, int, bytes],
@@ -65,16 +65,15 @@ async def raise_epoch(
     Raises Fenced when one of them has moved, and what the driver raises.
     """
     seconds = min(_TERMINATE_SECONDS_MAX, commit_seconds * _TERMINATE_SHARE)
+    connection = await session.idle()
     await connection.execute(_SQL["end_backend"], *seen, counter, int(seconds * 1_000))
     async with connection.transaction():
-        return await _raise_epoch(
-            connection, database_id, owner, drawn, seen, counter, lease_seconds
-        )
+        return await _raise_epoch(session, connection, owner, drawn, seen, counter, lease_seconds)
 
 
 async def _raise_epoch(
+    session: LeaderSession,
     connection: Connection,
-    database_id: UUID,
     owner: str,
     drawn: Secrets,
     seen: tuple[int, int, bytes],
@@ -93,10 +92,10 @@ async def _raise_epoch(
         raise OrderchainError(
             f"chain {chain_id}: the head is at {head['last_id']}, where no batch ends"
         )
-    await _begin_term(connection, head, owner, drawn, chain_id)
+    await _begin_term(connection, head, owner, drawn, (chain_id, session.server))
     return Term(
         chain_id=chain_id,
-        database_id=database_id,
+        database_id=session.database_id,
         epoch=head["epoch"],
         nonce=drawn.nonce,
         frame_key=drawn.frame_key,
@@ -108,6 +107,7 @@ async def _raise_epoch(
         partition=head["topic_partition"],
         key_salt=head["key_salt"] % 2**64,
         partition_ids=head["partition_ids"],
+        server=session.server,
         spread=drawn.spread,
     )
 
@@ -117,38 +117,39 @@ async def _begin_term(
     head: Record,
     owner: str,
     drawn: Secrets,
-    chain_id: int,
+    place: tuple[int, ServerIdentity],
 ) -> None:
     """Store the term in the transaction that raises the epoch: no frame is sent without it."""
+    chain_id, server = place
     last = await connection.fetchrow(_SQL["last_term"], chain_id)
-    server = (last["system_identifier_now"], last["timeline_now"])
-    stored = (last["system_identifier"], last["timeline"])
-    if last["epoch"] is not None and (note := server_note(stored, server)):
+    if last is not None and (note := server_note(ServerIdentity(*last), server)):
         _log.warning("chain %d: %s", chain_id, note)
     keys = (drawn.nonce, drawn.frame_key)
-    values = (chain_id, head["epoch"], *keys, owner, head["last_id"], *server)
+    values = (chain_id, head["epoch"], *keys, owner, head["last_id"], *astuple(server))
     await connection.execute(_SQL["begin_term"], *values)
 
 
-def server_note(stored: tuple[int, int], now: tuple[int, int]) -> str | None:
+def server_note(stored: ServerIdentity, now: ServerIdentity) -> str | None:
     """Return what to log about leading on the server `now`, if the last term is of `stored`.
 
-    Both are system identifier and timeline. What is in the log here was not lost: the note shows
+    What is in the log here was not lost: the note shows
     operators why receivers that had come further are about to halt.
     """
-    if stored[0] != now[0]:
+    old, new = stored.timeline, now.timeline
+    if stored.system_identifier != now.system_identifier:
         return (
-            f"led on another server than before (system identifier {now[0]}, was {stored[0]}): "
-            "what was committed there later than this copy is not here"
+            f"led on another server than before (system identifier {now.system_identifier}, was "
+            f"{stored.system_identifier}): what was committed there later than this copy is not "
+            "here"
         )
-    if now[1] < stored[1]:
+    if new < old:
         return (
-            f"led on an older timeline than before ({now[1]}, was {stored[1]}): a server that was "
+            f"led on an older timeline than before ({new}, was {old}): a server that was "
             "replaced leads again, and what was committed since is not here"
         )
-    if now[1] > stored[1]:
+    if new > old:
         return (
-            f"led on a promoted server (timeline {now[1]}, was {stored[1]}): what it had not "
+            f"led on a promoted server (timeline {new}, was {old}): what it had not "
             "replayed is not here"
         )
     return None

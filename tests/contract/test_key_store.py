@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from chain_kernel.errors import RetryError
-from chain_kernel.model import ClientNumber, KeyPage
+from chain_kernel.model import ClientNumber, KeyPage, Term
 from sequencer.core import SequencerCore
 from sequencer.keys import keeper
 from sequencer.keys import memory as key_index
 from sequencer.order import Order
 from tests.commits import commit
 
-from .conftest import OpenKeys, OpenStore
+from .conftest import OpenKeys, OpenLease, OpenStore
 from .test_chain_store import WALL_NS, next_batch, take_over
 
 PAGE = KeyPage(
@@ -29,56 +29,62 @@ PAGE = KeyPage(
 
 async def test_rows_come_by_id(open_store: OpenStore, open_keys: OpenKeys) -> None:
     store = open_store()
-    batch = next_batch(await take_over(store, "me"), count=5)
+    term = await take_over(store, "me")
+    batch = next_batch(term, count=5)
     await commit(store, batch, published_id=0)
     wanted = [batch.events[0].id, batch.events[3].id, 10_000]
-    rows = await open_keys().rows(wanted)
+    rows = await open_keys().rows(term, wanted)
     assert sorted(rows, key=lambda row: row.id) == [batch.events[0], batch.events[3]]
 
 
 async def test_keys_come_in_order(open_store: OpenStore, open_keys: OpenKeys) -> None:
     store = open_store()
-    batch = next_batch(await take_over(store, "me"), count=5)
+    term = await take_over(store, "me")
+    batch = next_batch(term, count=5)
     await commit(store, batch, published_id=0)
     keys = [(event.id, event.key) for event in batch.events]
-    assert await open_keys().keys(0, batch.last_id, 100) == keys
-    assert await open_keys().keys(batch.first_id, batch.events[3].id, 2) == keys[1:3]
+    assert await open_keys().keys(term, 0, batch.last_id, 100) == keys
+    assert await open_keys().keys(term, batch.first_id, batch.events[3].id, 2) == keys[1:3]
 
 
-async def test_page_comes_back_as_it_was_saved(open_keys: OpenKeys) -> None:
-    keys = open_keys()
-    assert await keys.outline() == []
-    await keys.save(PAGE, [])
-    assert await keys.outline() == [(0, 3, 3)]
-    assert await keys.page(0) == PAGE
+async def test_page_comes_back_as_it_was_saved(open_store: OpenStore, open_keys: OpenKeys) -> None:
+    term, keys = await take_over(open_store(), "me"), open_keys()
+    assert await keys.outline(term) == []
+    await keys.save(term, PAGE, [])
+    assert await keys.outline(term) == [(0, 3, 3)]
+    assert await keys.page(term, 0) == PAGE
 
 
-async def test_page_saved_again_replaces_the_one_before(open_keys: OpenKeys) -> None:
-    keys = open_keys()
-    await keys.save(PAGE, [])
+async def test_page_saved_again_replaces_the_one_before(
+    open_store: OpenStore, open_keys: OpenKeys
+) -> None:
+    term, keys = await take_over(open_store(), "me"), open_keys()
+    await keys.save(term, PAGE, [])
     longer = KeyPage(after_id=0, until_id=9, spans=PAGE.spans, hashes=PAGE.hashes)
-    await keys.save(longer, [])
-    assert await keys.page(0) == longer
+    await keys.save(term, longer, [])
+    assert await keys.page(term, 0) == longer
 
 
-async def test_clients_number_never_falls(open_keys: OpenKeys) -> None:
-    keys = open_keys()
+async def test_clients_number_never_falls(open_store: OpenStore, open_keys: OpenKeys) -> None:
+    term, keys = await take_over(open_store(), "me"), open_keys()
     newer = ClientNumber("a", 7, 70, -1, 0)
-    await keys.save(PAGE, [newer, ClientNumber("b", 1, 20, 0, 5)])
-    await keys.save(PAGE, [ClientNumber("a", 6, 60, -1, 0)])
-    found = sorted(await keys.clients(), key=lambda known: known.client)
+    await keys.save(term, PAGE, [newer, ClientNumber("b", 1, 20, 0, 5)])
+    await keys.save(term, PAGE, [ClientNumber("a", 6, 60, -1, 0)])
+    found = sorted(await keys.clients(term), key=lambda known: known.client)
     assert found == [newer, ClientNumber("b", 1, 20, 0, 5)]
 
 
-async def test_forgotten_pages_are_gone_and_later_ones_stay(open_keys: OpenKeys) -> None:
-    keys = open_keys()
-    await keys.save(PAGE, [])
-    await keys.save(KeyPage(after_id=3, until_id=6, spans=b"", hashes=b""), [])
-    await keys.forget(3)
-    assert await keys.outline() == [(3, 6, 0)]
+async def test_forgotten_pages_are_gone_and_later_ones_stay(
+    open_store: OpenStore, open_keys: OpenKeys
+) -> None:
+    term, keys = await take_over(open_store(), "me"), open_keys()
+    await keys.save(term, PAGE, [])
+    await keys.save(term, KeyPage(after_id=3, until_id=6, spans=b"", hashes=b""), [])
+    await keys.forget(term, 3)
+    assert await keys.outline(term) == [(3, 6, 0)]
     # A leader that is about to lose the chain may forget what the next one has just listed.
     with pytest.raises(RetryError, match="after 0 is gone"):
-        await keys.page(0)
+        await keys.page(term, 0)
 
 
 @pytest.mark.parametrize("salted", [1, 2])
@@ -102,13 +108,80 @@ async def test_pages_that_were_dropped_are_made_again_before_later_ones(
     await commit(store, batch)
     save, failures = keys.save, iter([RetryError("too many connections")] * 3)
 
-    async def save_later(page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+    async def save_later(term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
         for failure in failures:
             raise failure
-        await save(page, clients)
+        await save(term, page, clients)
 
     monkeypatch.setattr(keys, "save", save_later)
     await keeper.KeyKeeper(keys, 1_000).load(replace(term, last_id=batch.last_id))
     ends = [0, *batch.columns.ids[7::8]]
-    assert await keys.outline() == [(*page, 8) for page in pairwise(ends)]
-    assert len(await keys.clients()) == 40
+    assert await keys.outline(term) == [(*page, 8) for page in pairwise(ends)]
+    assert len(await keys.clients(term)) == 40
+
+
+async def test_pages_of_a_leader_that_was_replaced_are_not_stored(
+    open_store: OpenStore, open_keys: OpenKeys
+) -> None:
+    replaced, keys = await take_over(open_store(), "me"), open_keys()
+    await keys.save(replaced, PAGE, [])
+    term = await take_over(open_store(), "another")
+    await keys.save(
+        replaced, replace(PAGE, after_id=3, until_id=6), [ClientNumber("a", 1, 1, 0, 0)]
+    )
+    await keys.forget(replaced, 3)
+    assert await keys.outline(term) == [(0, 3, 3)]
+    assert await keys.clients(term) == []
+
+
+OTHERS = {
+    "a timeline before": lambda term: replace(
+        term, server=replace(term.server, timeline=term.server.timeline - 1)
+    ),
+    "another cluster": lambda term: replace(
+        term, server=replace(term.server, system_identifier=term.server.system_identifier + 1)
+    ),
+    "a term that this server lacks": lambda term: replace(term, nonce=bytes(16)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+async def test_what_a_leader_decides_by_is_read_on_the_server_of_its_term_alone(
+    open_store: OpenStore, open_keys: OpenKeys, open_lease: OpenLease, other: str
+) -> None:
+    """Where another server answers, the question is tried again: it is no fence, and no answer."""
+    term = await take_over(open_store(), "me")
+    elsewhere = OTHERS[other](term)
+    keys, lease = open_keys(), open_lease()
+    for asked in (
+        lambda: keys.rows(elsewhere, [1]),
+        lambda: keys.outline(elsewhere),
+        lambda: keys.clients(elsewhere),
+        lambda: keys.keys(elsewhere, 0, 1, 1),
+        lambda: keys.archived_until(elsewhere),
+        lambda: keys.save(elsewhere, PAGE, []),
+        lambda: keys.forget(elsewhere, 1),
+        lambda: lease.renew(elsewhere, 0),
+        lambda: lease.release(elsewhere, 0),
+    ):
+        with pytest.raises(RetryError, match="not the server of the term"):
+            await asked()
+    assert await keys.outline(term) == []
+    assert not await lease.renew(term, 0)
+
+
+async def test_keys_that_do_not_reach_the_head_are_no_start(
+    open_store: OpenStore, open_keys: OpenKeys
+) -> None:
+    store = open_store()
+    term = await take_over(store, "me")
+    batch = next_batch(term, count=5)
+    await commit(store, batch)
+    loading = keeper.KeyKeeper(open_keys(), 1_000)
+    with pytest.raises(RetryError, match=f"keys end at {batch.last_id}, the head is {2**40}"):
+        await loading.load(replace(term, last_id=2**40))
+    await loading.load(replace(term, last_id=batch.last_id))
+    assert loading.memory is not None
+    await open_keys().save(term, replace(PAGE, until_id=2**41), [])
+    with pytest.raises(RetryError, match=f"keys end at {2**41}, the head is {batch.last_id}"):
+        await loading.load(replace(term, last_id=batch.last_id))

@@ -364,33 +364,39 @@ class WiredKeyStore(_Wired):
         super().__init__(wire)
         self._keys = MemoryKeyStore(database, chain_id)
 
-    async def rows(self, ids: Sequence[int]) -> list[Event]:
+    async def rows(self, term: Term, ids: Sequence[int]) -> list[Event]:
         """Return rows by id; see `chain_kernel.ports.KeyStore.rows`."""
-        return await self._ask(lambda: self._keys.rows(ids))
+        return await self._ask(lambda: self._keys.rows(term, ids))
 
-    async def outline(self) -> list[tuple[int, int, int]]:
+    async def outline(self, term: Term) -> list[tuple[int, int, int]]:
         """Return which pages there are; see `chain_kernel.ports.KeyStore.outline`."""
-        return await self._ask(self._keys.outline)
+        return await self._ask(lambda: self._keys.outline(term))
 
-    async def page(self, after_id: int) -> KeyPage:
+    async def page(self, term: Term, after_id: int) -> KeyPage:
         """Return one page; see `chain_kernel.ports.KeyStore.page`."""
-        return await self._ask(lambda: self._keys.page(after_id))
+        return await self._ask(lambda: self._keys.page(term, after_id))
 
-    async def clients(self) -> list[ClientNumber]:
+    async def clients(self, term: Term) -> list[ClientNumber]:
         """Return all clients; see `chain_kernel.ports.KeyStore.clients`."""
-        return await self._ask(self._keys.clients)
+        return await self._ask(lambda: self._keys.clients(term))
 
-    async def keys(self, after_id: int, until_id: int, at_most: int) -> list[tuple[int, str]]:
+    async def keys(
+        self, term: Term, after_id: int, until_id: int, at_most: int
+    ) -> list[tuple[int, str]]:
         """Return the next keys; see `chain_kernel.ports.KeyStore.keys`."""
-        return await self._ask(lambda: self._keys.keys(after_id, until_id, at_most))
+        return await self._ask(lambda: self._keys.keys(term, after_id, until_id, at_most))
 
-    async def save(self, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
+    async def archived_until(self, term: Term) -> int:
+        """Return the archive's end; see `chain_kernel.ports.KeyStore.archived_until`."""
+        return await self._ask(lambda: self._keys.archived_until(term))
+
+    async def save(self, term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
         """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
-        await self._ask(lambda: self._keys.save(page, clients))
+        await self._ask(lambda: self._keys.save(term, page, clients))
 
-    async def forget(self, until_id: int) -> None:
+    async def forget(self, term: Term, until_id: int) -> None:
         """Drop old pages; see `chain_kernel.ports.KeyStore.forget`."""
-        await self._ask(lambda: self._keys.forget(until_id))
+        await self._ask(lambda: self._keys.forget(term, until_id))
 
 
 class WiredRecordSource:

@@ -109,7 +109,7 @@ def keys_not_loaded() -> Iterator[None]:
     """A new leader knows no key of the leaders before it."""
 
     async def load(self: KeyKeeper, term: Term) -> None:
-        self._chain_id = term.chain_id
+        self._term = term
         self._memory = KeyMemory(self._window_rows, term.key_salt, after_id=term.last_id)
 
     with patch.object(KeyKeeper, "load", load):

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from chain_kernel.clock import Clock, SystemClock
 from chain_kernel.frame import decode_body, decode_header
-from chain_kernel.model import Event, Term
+from chain_kernel.model import Event, ServerIdentity, Term
 from chain_kernel.seal import genesis_seal
 from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
 from chain_kernel.testing.memory_store import (
@@ -46,6 +46,7 @@ def make_term(
         partition=0,
         key_salt=1,
         partition_ids=partition_ids,
+        server=ServerIdentity(1, 1),
         spread=spread,
         seen_id=seen_id,
     )

@@ -18,7 +18,7 @@ from local_stack import PostgresServer
 from sequencer import SequencerConfig, open_sequencer
 from sequencer.leadership import PostgresLease
 from sequencer.stores.postgres import PostgresChainStore
-from sequencer.stores.session import LeaderSession, side_session
+from sequencer.stores.session import LeaderSession, SideSessions
 from tests.builders.created_chain import Chain
 from tests.deadlines import deadline
 from tests.integration.sequencer.conftest import MakeChain
@@ -70,9 +70,13 @@ async def test_sessions_of_a_leader_pin_what_they_depend_on(make_chain: MakeChai
     assert await settings_of(await session.idle(), expected) == expected
     await session.close()
     expected["synchronous_commit"] = "off"
-    side = side_session(chain.config, "lease")
-    assert await side.run(lambda one: settings_of(one, expected)) == expected
+    store, side = PostgresChainStore(chain.config), SideSessions(chain.config, "lease")
+    term = await store.take_over("me", await store.look())
+    shown = "SELECT $1, name, current_setting(name) FROM unnest($2::text[]) AS name"
+    found = await side.fetch(term, shown, list(expected))
+    assert {row[1]: row[2] for row in found} == expected
     await side.close()
+    await store.close()
 
 
 async def test_unfit_settings_of_a_database_cost_no_term(make_chain: MakeChain) -> None:

@@ -1,0 +1,145 @@
+"""Two servers that both say that they are the primary: the old one, and the promoted standby."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import asyncpg
+import msgspec
+import pytest
+
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.model import ClientNumber, KeyPage, Term
+from chain_kernel.sql import SEQUENCER_WRITER
+from local_stack import PostgresServer
+from local_stack.postgres import SUPERUSER
+from sequencer import SequencerConfig, open_sequencer
+from sequencer.leadership import PostgresLease
+from sequencer.stores.keys import PostgresKeyStore
+from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.session import CommitLine
+from tests.builders.created_chain import Chain
+from tests.builders.standbys import standby_of
+from tests.integration.sequencer.conftest import MakeChain
+
+PAGE = KeyPage(after_id=0, until_id=3, spans=bytes(16), hashes=bytes(24))
+
+
+class Split(NamedTuple):
+    """A chain on two servers that can both be written to."""
+
+    chain: Chain
+    old: PostgresServer
+    new: PostgresServer
+    database: str
+
+    def config(self, *servers: PostgresServer) -> SequencerConfig:
+        """The config with these hosts, in this order."""
+        places = ",".join(f"127.0.0.1:{server.config.port}" for server in servers)
+        address = servers[0].dsn(SEQUENCER_WRITER, self.database)
+        own = f"127.0.0.1:{servers[0].config.port}"
+        dsn = address.replace(own, places) + "?target_session_attrs=primary"
+        return msgspec.structs.replace(self.chain.config, database=dsn)
+
+    async def value(self, server: PostgresServer, query: str) -> object:
+        look = await asyncpg.connect(server.dsn(SUPERUSER, self.database))
+        try:
+            return await look.fetchval(query)
+        finally:
+            await look.close()
+
+
+@pytest.fixture
+async def split(
+    make_chain: MakeChain,
+    postgres_server: PostgresServer,
+    server_folder: Path,
+    database_name: str,
+) -> AsyncIterator[Split]:
+    chain = await make_chain(copies=0)
+    with standby_of(postgres_server, server_folder / "standby") as standby:
+        both = Split(chain, postgres_server, standby, database_name)
+        await both.value(standby, "SELECT pg_promote()")
+        yield both
+
+
+async def led(config: SequencerConfig) -> Term:
+    """Take over, and leave the chain as a leader that was killed does."""
+    store = PostgresChainStore(config)
+    try:
+        return await store.take_over("me", await store.look())
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize("order", ["the old first", "the new first"])
+async def test_take_over_goes_to_the_newest_of_two_primaries(split: Split, order: str) -> None:
+    servers = [split.old, split.new] if order == "the old first" else [split.new, split.old]
+    term = await led(split.config(*servers))
+    assert term.server.timeline == 2
+    epoch = "SELECT epoch FROM chain_head"
+    assert await split.value(split.old, epoch) == 0
+    assert await split.value(split.new, epoch) == 1
+
+
+@pytest.mark.parametrize("order", ["the old first", "the new first"])
+@pytest.mark.parametrize("leads", ["on the old", "on the new"])
+async def test_lease_and_keys_are_on_the_server_of_the_term(
+    split: Split, order: str, leads: str
+) -> None:
+    home = split.old if leads == "on the old" else split.new
+    other = split.new if home is split.old else split.old
+    term = await led(split.config(home))
+    await led(split.config(other))  # epoch 1 there as well: only its nonce differs
+    config = split.config(*((home, other) if order == "the old first" else (other, home)))
+    keys, lease = PostgresKeyStore(config), PostgresLease(config)
+    try:
+        await keys.save(term, PAGE, [ClientNumber("a", 1, 1, 0, 0)])
+        assert await keys.outline(term) == [(0, 3, 3)]
+        assert not await lease.renew(term, 0)
+        await lease.release(term, 0)
+    finally:
+        await keys.close()
+        await lease.close()
+    saved = "SELECT (SELECT count(*) FROM chain_key_page) + (SELECT count(*) FROM chain_client)"
+    released = "SELECT released FROM chain_lease"
+    assert (await split.value(home, saved), await split.value(other, saved)) == (2, 0)
+    assert (await split.value(home, released), await split.value(other, released)) == (True, False)
+
+
+async def test_keys_wait_where_the_server_of_the_term_is_gone(split: Split) -> None:
+    term = await led(split.config(split.new))
+    keys = PostgresKeyStore(split.config(split.old, split.new))
+    split.new.stop()
+    try:
+        with pytest.raises(
+            RetryError, match=r"not the server of the term .*timeline 2.*timeline 1"
+        ):
+            await keys.outline(term)
+    finally:
+        await keys.close()
+
+
+async def test_leader_does_not_go_back_to_a_server_that_was_replaced(split: Split) -> None:
+    line = CommitLine(split.config(split.old, split.new), SystemClock())
+    assert (await line.session()).server.timeline == 2
+    await line.close()
+    split.new.stop()
+    with pytest.raises(RetryError, match="on timeline 1, which timeline 2 has replaced"):
+        await line.session()
+    anew = CommitLine(split.config(split.old, split.new), SystemClock())
+    assert (await anew.session()).server.timeline == 1
+    await anew.close()
+
+
+@pytest.mark.parametrize("target", ["", "any", "standby", "prefer-standby", "read-only"])
+def test_several_hosts_without_a_primary_among_them_are_refused(target: str) -> None:
+    wanted = f"?target_session_attrs={target}" if target else ""
+    config = SequencerConfig(
+        chain_id=1, database=f"postgresql://w@127.0.0.1:1,127.0.0.1:2/d{wanted}", kafka="unused:1"
+    )
+    with pytest.raises(SettingError, match=r"target_session_attrs .*expected primary"):
+        open_sequencer(config)
