@@ -316,13 +316,18 @@ class DatabaseConfig(
         if self.passfile:
             _read_passfile(self.passfile)
 
+    @property
+    def is_one_primary_of_several(self) -> bool:
+        """Whether it names several hosts, and means the one that says that it is the primary."""
+        return "," in self.host and self.target_session_attrs in ("primary", "read-write")
+
     def for_writing(self) -> Self:
         """Return it, for a login that writes.
 
         Raises SettingError for several hosts of which any may be chosen: one that answers may be a
         standby that lags, and what is read there is not what was committed.
         """
-        if "," in self.host and self.target_session_attrs not in ("primary", "read-write"):
+        if "," in self.host and not self.is_one_primary_of_several:
             raise SettingError(
                 "target_session_attrs",
                 self.target_session_attrs,

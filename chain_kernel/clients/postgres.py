@@ -240,7 +240,7 @@ async def connect(
     end = asyncio.get_running_loop().time() + within_seconds
     places = await _places(config, within_seconds)
     wanted = server if isinstance(server, ServerIdentity) else None
-    if server == "newest" and len(config.addresses) > 1:
+    if server == "newest" and config.is_one_primary_of_several:
         hosts = [list(each) for _, each in groupby(places, key=itemgetter(0, 1))]
         opening = [_first(config, options, host, end, is_direct) for host in hosts]
         return await _newest(config, opening, end)

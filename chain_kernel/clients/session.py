@@ -394,11 +394,15 @@ class Session:
 async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
     """Hold one connection for work that is done once, each statement with its deadline.
 
+    Of several hosts that say that they are the primary it is the newest: what a person stores on a
+    server that was replaced is nowhere.
     Raises what `connect` raises. For an error of the server in the block it raises ConnectError
     where the server may not be written to, else what `statement_refusal` returns. Other errors of
     the block are raised as they are.
     """
-    connection = await open_connection(config, statement_seconds=config.statement_seconds)
+    connection = await open_connection(
+        config, statement_seconds=config.statement_seconds, server="newest"
+    )
     try:
         yield connection
     except SERVER_ERRORS as error:

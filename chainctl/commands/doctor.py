@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chain_kernel.errors import ConnectError, OrderchainError
 from chain_kernel.limits import FRAME_BYTES_MIN
@@ -103,6 +105,7 @@ async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]
     topics: list[str] = []
     primary = await _guarded("database", _database(settings), "see docs/operations.md")
     checks += primary
+    checks += await _guarded("hosts", _hosts(settings), "see docs/failover-drill.md")
     if primary[0].state == OK:
         checks += await _guarded("schema", _schema(settings), "chainctl schema apply")
         needs = "set --audit-database: a login with the auditor's rights"
@@ -189,6 +192,30 @@ async def _database(settings: Settings) -> list[DoctorLine]:
             await _room(connection),
             *map(_late_commit, await look_for_late_commits(connection)),
         ]
+
+
+async def _hosts(settings: Settings) -> list[DoctorLine]:
+    """Ask each of several hosts what it is: of two primaries one was replaced, and came back."""
+    from chain_kernel.clients.database_config import DatabaseConfig, server_name
+    from chain_kernel.clients.postgres import server_identity  # late: it takes long
+
+    config = DatabaseConfig.of(settings.database_dsn()).for_writing()
+    if not config.is_one_primary_of_several:
+        return []
+    primaries = []
+    for host, port in config.addresses:
+        one = replace(config, host=host, port=port, target_session_attrs="primary")
+        with suppress(OrderchainError):  # away, or a standby
+            async with connected_to(one, settings.connect_seconds, AUDITOR) as connection:
+                server = await server_identity(connection)
+                primaries.append((server.timeline, server_name(host, port)))
+    found = ", ".join(f"{name} (timeline {timeline})" for timeline, name in sorted(primaries))
+    if len(primaries) == 1:
+        return [_ok("hosts", f"one primary of {len(config.addresses)}: {found}")]
+    if not primaries:
+        return [_failed("hosts", "no primary", "promote one, or start it")]
+    to_do = "end the one on the lower timeline, and make it a standby again"
+    return [_failed("hosts", f"{len(primaries)} say that they are the primary: {found}", to_do)]
 
 
 async def _server(connection: Connection) -> str:

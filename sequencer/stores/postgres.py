@@ -323,7 +323,8 @@ class PostgresChainStore:
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch over what was seen; see `chain_kernel.ports.ChainStore.take_over`."""
-        if not self._is_shared and "," in DatabaseConfig.of(self._config.database).host:
+        database = DatabaseConfig.of(self._config.database)
+        if database.is_one_primary_of_several and not self._is_shared:
             # Looks go on over one connection: another host may have been promoted since.
             await self.line.close()
         return await self._raise_epoch(owner, seen.epoch, seen.nonce, seen.counter)

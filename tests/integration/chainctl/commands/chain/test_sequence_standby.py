@@ -172,3 +172,32 @@ def test_address_of_several_hosts_may_ask_for_a_standby(
         )  # fmt: skip
         assert done.code == 0, done
         assert json.loads(done.out)["sources"][0]["rows"] == rows
+
+
+def test_primary_that_came_back_is_named_and_what_is_written_goes_to_the_promoted_server(
+    call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
+    postgres_server: PostgresServer, database_name: str,
+) -> None:  # fmt: skip
+    name, dsn = "CHAINCTL_DATABASE", module_settings["CHAINCTL_DATABASE"]
+    settings = {**module_settings, name: several_hosts(dsn, "primary", standby.config.port)}
+    before = call("doctor", "--chain", filled, settings=settings)
+    assert "one primary of 2" in before.out, before
+    standby.execute("SELECT pg_promote()")
+    after = call("doctor", "--chain", filled, settings=settings)
+    assert after.code == 1, after
+    assert "2 say that they are the primary" in after.out
+    assert f"127.0.0.1:{urlsplit(dsn).port} (timeline 1)" in after.out
+    assert f"127.0.0.1:{standby.config.port} (timeline 2)" in after.out
+
+    created = call("chain", "create", filled + 1, settings=settings)
+    assert created.code == 0, created
+    look = f"SELECT count(*) FROM chain_head WHERE chain_id = {filled + 1}"  # noqa: S608 - a number
+    found = [
+        server.execute(look, database=database_name).split()
+        for server in (standby, postgres_server)
+    ]
+    assert found == [["1"], ["0"]]
+
+    anyone = call("doctor", settings={**settings, name: several_hosts(dsn, "any", free_port())})
+    assert anyone.code == 1, anyone
+    assert "target_session_attrs was 'any', expected primary or read-write" in anyone.out
