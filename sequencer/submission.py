@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
 from typing import Any, Final, cast
 
@@ -49,6 +51,12 @@ class Entry(Struct, eq=False, gc=False):
     """Seconds that it may wait until a commit begins for it."""
     until_seconds: float = inf
     """The end of that time, by the loop's clock."""
+    is_held: bool = False
+    """Whether it waits in a queue: it was not taken, and not refused."""
+    is_watched: bool = False
+    """Whether its end is in the heap."""
+    admitted: asyncio.Future[None] | None = None
+    """Gets the word that there is room; None if it does not wait for that."""
 
     def answer(self, outcomes: Sequence[Any]) -> None:
         """Answer the caller with the outcomes of `orders`, unless it is gone."""
@@ -208,6 +216,9 @@ def _storable(key: object) -> str | None:
 _SWEEP_SECONDS: Final = 0.002
 """Between two looks for entries whose time has ended."""
 
+_ENDS_SPARE: Final = 1_000
+"""Ends of entries that were taken, which may stay in the heap."""
+
 
 class Batcher:
     """A queue of entries with a bound in bytes, emptied one batch at a time.
@@ -233,7 +244,7 @@ class Batcher:
         self._entries: deque[Entry] = deque()
         # Entries that found no room, in the order of their calls. The call that makes room admits
         # them, not their own callers: a later call must not slip in between.
-        self._waiting: deque[tuple[Entry, asyncio.Future[None]]] = deque()
+        self._waiting: deque[Entry] = deque()
         self._arrived = asyncio.Event()
         self.when_full: Callable[[], None] | None = None
         """Called once, as soon as the next batch would not grow by waiting any longer."""
@@ -242,11 +253,13 @@ class Batcher:
         self._sweep: asyncio.Handle | None = None
         self._sweep_seconds = inf
         """When it is due. The handle is not asked: uvloop's knows that only in 0.5 ms or later."""
-        # Whether those queued first end first, as where all may wait equally long. Then a look ends
-        # at the first that is in time; else it passes over the whole queue, just when there is too
-        # much to do.
-        self._first_ends_first = True
-        self._last_until_seconds = -inf
+        # A heap of what may not wait forever, by its end, then its number. What was taken since, or
+        # refused, leaves heap and queues late: a pass over all of them, just when there is too much
+        # to do, would be most of the load.
+        self._ends: list[tuple[float, int, Entry]] = []
+        self._numbers = count()
+        self._refused = 0
+        """Entries refused since the last pass over the queues."""
         self.rows = 0
         self.bytes = 0
 
@@ -266,10 +279,16 @@ class Batcher:
         if self.has_room(entry):
             self._admit(entry)
             return
-        admitted = asyncio.get_running_loop().create_future()
-        self._waiting.append((entry, admitted))
+        entry.is_held = True
+        entry.admitted = admitted = asyncio.get_running_loop().create_future()
+        self._waiting.append(entry)
         try:
             await admitted
+        except asyncio.CancelledError:
+            if entry.admitted is admitted:
+                self._drop(entry)
+                self._tidy()
+            raise
         finally:
             del admitted  # an error refers to this frame: it would be a cycle
 
@@ -325,6 +344,9 @@ class Batcher:
         rows = bytes_ = 0
         while self._entries:
             entry = self._entries[0]
+            if not entry.is_held:
+                self._entries.popleft()
+                continue
             if among is not None and entry not in among:
                 break
             if taken and (
@@ -333,16 +355,25 @@ class Batcher:
             ):
                 break
             taken.append(self._entries.popleft())
+            entry.is_held = False
             rows += len(entry.orders)
             bytes_ += entry.size_bytes
         self.rows -= rows
         self.bytes -= bytes_
         self._let_in()
+        if len(self._ends) > 2 * (len(self._entries) + len(self._waiting)) + _ENDS_SPARE:
+            for _, _, entry in self._ends:
+                entry.is_watched = entry.is_held
+            self._ends = [end for end in self._ends if end[2].is_held]
+            heapify(self._ends)
         return taken
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         """Put entries that were taken back to the front, in their order."""
         self._entries.extendleft(reversed(entries))
+        for entry in entries:
+            entry.is_held = True
+            self._watch(entry)
         self.rows += sum(len(entry.orders) for entry in entries)
         self.bytes += sum(entry.size_bytes for entry in entries)
         self._arrived.set()
@@ -357,6 +388,7 @@ class Batcher:
         self.close()
         self.when_full = None
         self._cancel_sweep()
+        self._ends.clear()
         while self._entries or self._waiting:
             for entry in self.take():
                 entry.fail(error)
@@ -365,9 +397,13 @@ class Batcher:
         """Start the time of an entry that may not wait forever."""
         if entry.within is not None:
             entry.until_seconds = asyncio.get_running_loop().time() + entry.within
+            self._watch(entry)
+
+    def _watch(self, entry: Entry) -> None:
+        if entry.until_seconds < inf and not entry.is_watched:
+            entry.is_watched = True
+            heappush(self._ends, (entry.until_seconds, next(self._numbers), entry))
             self._sweep_at(entry.until_seconds)
-        self._first_ends_first &= self._last_until_seconds <= entry.until_seconds
-        self._last_until_seconds = entry.until_seconds
 
     def _sweep_at(self, seconds: float) -> None:
         if self._sweep_seconds <= seconds:
@@ -385,42 +421,46 @@ class Batcher:
         """Refuse every entry whose time has ended: it has no id yet."""
         self._sweep, self._sweep_seconds = None, inf
         now = asyncio.get_running_loop().time()
-        if not self._first_ends_first:
-            # The sort is stable: the others keep their order.
-            self._entries = deque(sorted(self._entries, key=lambda held: held.until_seconds > now))
-            by_end = sorted(self._waiting, key=lambda held: held[0].until_seconds > now)
-            self._waiting = deque(by_end)
-        while self._entries and self._entries[0].until_seconds <= now:
-            entry = self._entries.popleft()
-            self.rows -= len(entry.orders)
-            self.bytes -= entry.size_bytes
-            entry.fail(self._busy(entry))
-        while self._waiting and self._waiting[0][0].until_seconds <= now:
-            entry, admitted = self._waiting.popleft()
-            if not admitted.done():
-                admitted.set_exception(self._busy(entry))
+        while self._ends and (self._ends[0][0] <= now or not self._ends[0][2].is_held):
+            entry = heappop(self._ends)[2]
+            entry.is_watched = False
+            if not entry.is_held:
+                continue
+            busy = Busy(entry.within or 0.0)
+            if (admitted := entry.admitted) is None:
+                self.rows -= len(entry.orders)
+                self.bytes -= entry.size_bytes
+                self._counters.busy += len(entry.orders)
+                entry.fail(busy)
+            elif not admitted.done():  # else it was cancelled
+                self._counters.busy += len(entry.orders)
+                admitted.set_exception(busy)
+            self._drop(entry)
+        self._tidy()
         self._let_in()
-        until = self._next_end()
-        if until < inf:
-            self._sweep_at(max(until, now + _SWEEP_SECONDS))
+        if self._ends:
+            self._sweep_at(max(self._ends[0][0], now + _SWEEP_SECONDS))
 
-    def _next_end(self) -> float:
-        """Return when the time of the next entry ends: none waits for room if nothing is queued."""
-        if self._first_ends_first:
-            return self._entries[0].until_seconds if self._entries else inf
-        ends = [entry.until_seconds for entry in self._entries]
-        ends += [entry.until_seconds for entry, _ in self._waiting]
-        self._first_ends_first = ends == sorted(ends)
-        self._last_until_seconds = ends[-1] if ends else -inf
-        return min(ends, default=inf)
+    def _drop(self, entry: Entry) -> None:
+        """Keep of a refused entry only its place in a queue: what it holds counts no longer."""
+        entry.is_held = False
+        entry.orders, entry.columns, entry.admitted = (), None, None
+        self._refused += 1
 
-    def _busy(self, entry: Entry) -> Busy:
-        self._counters.busy += len(entry.orders)
-        return Busy(entry.within or 0.0)
+    def _tidy(self) -> None:
+        """Forget what was refused: in front at once, elsewhere once it may be half of all."""
+        if 2 * self._refused > len(self._entries) + len(self._waiting):
+            self._entries = deque(entry for entry in self._entries if entry.is_held)
+            self._waiting = deque(entry for entry in self._waiting if entry.is_held)
+            self._refused = 0
+        for queue in (self._entries, self._waiting):
+            while queue and not queue[0].is_held:
+                queue.popleft()
 
     def _admit(self, entry: Entry) -> None:
         if self._linger_seconds:
             entry.queued_at_seconds = asyncio.get_running_loop().time()
+        entry.is_held = True
         self._entries.append(entry)
         self.rows += len(entry.orders)
         self.bytes += entry.size_bytes
@@ -432,13 +472,15 @@ class Batcher:
     def _let_in(self) -> None:
         """Admit the waiting entries in order, as far as there is room."""
         while self._waiting:
-            entry, admitted = self._waiting[0]
-            if admitted.cancelled():
+            entry = self._waiting[0]
+            admitted = entry.admitted
+            if admitted is None or admitted.cancelled():
                 self._waiting.popleft()
                 continue
             if self._entries and self.bytes + entry.size_bytes > self._queue_bytes_max:
                 return
             # Before it is admitted: what is called then may take a batch, and let others in.
             self._waiting.popleft()
+            entry.admitted = None
             admitted.set_result(None)
             self._admit(entry)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 
 from chain_kernel.errors import Busy, QueueFull
+from sequencer import Order
 from sequencer.stats import SequencerCounters
 from sequencer.submission import Batcher, Entry
 from tests.builders.orders import make_orders
@@ -13,6 +15,10 @@ from tests.deadlines import deadline
 
 def entry(rows: int = 1, size: int = 10) -> Entry:
     return Entry(make_orders(rows), size, asyncio.get_running_loop().create_future())
+
+
+class Orders(list[Order]):
+    """A list that can be referred to weakly."""
 
 
 def batcher(*, rows_max: int = 10, bytes_max: int = 1_000, queue: int = 100) -> Batcher:
@@ -160,6 +166,96 @@ async def test_orders_whose_time_ends_at_once_are_refused_and_the_next_one_is_ta
                 assert isinstance(outcome, Busy)
     queue.add_nowait(last := entry())
     assert queue.take() == [last]
+
+
+class Counted(float):
+    """Seconds that count how often they are compared, and so are the ends that they lead to."""
+
+    compared = 0
+
+    def __radd__(self, other: float) -> Counted:
+        return Counted(other + float(self))
+
+    def __lt__(self, other: float) -> bool:
+        Counted.compared += 1
+        return float(self) < other
+
+    def __le__(self, other: float) -> bool:
+        Counted.compared += 1
+        return float(self) <= other
+
+    def __gt__(self, other: float) -> bool:
+        Counted.compared += 1
+        return float(self) > other
+
+
+async def test_refusals_look_at_no_order_that_may_wait_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = batcher(rows_max=30_000, bytes_max=100_000, queue=100_000)
+    patient = [entry(size=1) for _ in range(20_000)]
+    for one in patient:
+        one.within = Counted(60)
+        queue.add_nowait(one)
+    monkeypatch.setattr(Counted, "compared", 0)
+    async with deadline():
+        for _ in range(50):
+            late = entry(size=100)
+            late.within, answer = Counted(0.0005), late.done
+            await queue.add(late)
+            assert answer is not None
+            with pytest.raises(Busy):
+                await answer
+    assert Counted.compared < 20_000  # one pass over the queue
+    assert (queue.rows, queue.bytes) == (20_000, 20_000)
+    assert queue.take() == patient
+
+
+async def test_what_was_refused_or_cancelled_is_not_kept_while_others_wait() -> None:
+    queue = batcher(queue=2_000)
+    queue.add_nowait(first := entry(size=1_999))
+    found: list[weakref.ref[object]] = []
+    async with deadline():
+        for number in range(200):
+            late = entry(size=1 if number % 2 else 1_000)  # the second one waits for room
+            late.within = 0.0005
+            orders = Orders(late.orders)
+            late.orders = orders
+            found.append(weakref.ref(orders))
+            answer = late.done
+            assert answer is not None
+            if number % 4 == 0:
+                late.within = 60
+            adding = asyncio.wait_for(queue.add(late), 0 if number % 4 == 0 else None)
+            outcome = (await asyncio.gather(adding, return_exceptions=True))[0]
+            if outcome is None:
+                with pytest.raises(Busy):
+                    await answer
+            else:
+                assert isinstance(outcome, TimeoutError if number % 4 == 0 else Busy)
+            del late, orders, adding, outcome
+    assert sum(each() is not None for each in found) <= 2
+    assert queue.take() == [first]
+    assert queue.take() == []
+
+
+async def test_order_that_was_put_back_is_refused_at_its_end_however_often_it_was_taken() -> None:
+    queue = batcher(rows_max=1_000, bytes_max=10_000, queue=10_000)
+    entries = [entry() for _ in range(1_000)]
+    for one in entries[1:]:
+        one.within = 60
+    entries[0].within = 0.01
+    for one in entries:
+        queue.add_nowait(one)
+    answer = entries[0].done
+    assert answer is not None
+    for _ in range(20):
+        queue.put_back(queue.take())
+    async with deadline():
+        with pytest.raises(Busy):
+            await answer
+    queue.put_back(queue.take())
+    assert queue.take() == entries[1:]
 
 
 async def test_order_after_a_refusal_is_refused_at_its_own_end_too() -> None:
