@@ -1,18 +1,65 @@
-"""Streaming standbys of a PostgreSQL."""
+"""Streaming standbys of a PostgreSQL, and pairs of servers that fail over."""
 
 from __future__ import annotations
 
+import secrets
 import subprocess
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from chain_kernel.sql import LOGIN_ROLES
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.folders import make_private_folder, make_shared_folder
-from local_stack.process import free_port
+from local_stack.postgres import SUPERUSER
+from local_stack.process import LOOPBACK, free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 _S = TypeVar("_S", bound=PostgresServer)
+
+SMALL: dict[str, Any] = {"shared_buffers_mb": 64, "max_wal_size_mb": 512}
+
+
+class ServerPair(NamedTuple):
+    """A primary and its streaming standby, both to be broken."""
+
+    primary: PostgresServer
+    standby: PostgresServer
+
+    def dsn(self, role: str, database: str, target: str = "primary") -> str:
+        """Return the URL that names both, the old primary first; `target`: which one is wanted."""
+        password = self.primary.config.passwords[role]
+        hosts = ",".join(f"{LOOPBACK}:{server.config.port}" for server in self)
+        asked = f"?target_session_attrs={target}" if target else ""
+        return f"postgresql://{role}:{password}@{hosts}/{database}{asked}"
+
+    def wait_for_standby(self) -> None:
+        """Have each commit wait for the standby from now on."""
+        execute = self.primary.execute
+        execute("SET synchronous_commit = local; ALTER SYSTEM SET synchronous_standby_names = '*'")
+        execute("SELECT pg_reload_conf()")
+        look = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        while execute(look) != "1":
+            pass
+
+    def promote(self) -> None:
+        """Make the standby a primary, whatever the other one does."""
+        self.standby.execute("SELECT pg_promote()")
+
+
+@contextmanager
+def pair_in(folder: Path) -> Iterator[ServerPair]:
+    """Run a primary and its standby with folders below `folder`."""
+    passwords = {role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)}
+    config = PostgresServerConfig(
+        directory=folder / "primary", port=free_port(), passwords=passwords, **SMALL
+    )
+    with PostgresServer(config) as primary:
+        primary.prepare_roles()
+        with standby_of(primary, folder / "standby", **SMALL) as standby:
+            yield ServerPair(primary, standby)
 
 
 def standby_of(primary: _S, directory: Path, **config: Any) -> _S:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import secrets
+import sys
 from typing import Any
 
-from chain_kernel.sql import SEQUENCER_WRITER
+from msgspec.structs import replace
+
+from chain_kernel.sql import SEQUENCER_WRITER, schema_sql
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.builders import created_chain
 from tests.builders.created_chain import Chain
+from tests.builders.standbys import ServerPair
+from tests.deadlines import in_time
 
 from .brokers import Kafka, copies_of
 
@@ -37,3 +45,35 @@ async def create_chain(
         copies=copies_of(kafka),
         **{**QUICK, **settings},
     )
+
+
+async def create_chain_on_pair(
+    pair: ServerPair, kafka: Kafka, chain_id: int, **settings: Any
+) -> Chain:
+    """Make a database, and a chain in it, on a primary that waits for its standby from then on."""
+    name = f"orders_{secrets.token_hex(8)}"  # the topic's too, and the broker outlives the test
+    pair.primary.create_database(name)
+    pair.primary.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)
+    chain = await create_chain(pair.primary, name, kafka, chain_id, **settings)
+    await asyncio.to_thread(pair.wait_for_standby)
+    config = chain.with_settings(database=pair.dsn(SEQUENCER_WRITER, name))
+    return replace(chain, config=config)
+
+
+def promoted(chain: Chain, pair: ServerPair) -> Chain:
+    """Return `chain` as it is looked at from now on: on the server that was the standby."""
+    database = chain.database.rpartition("/")[2]
+    return replace(chain, database=pair.standby.dsn(SUPERUSER, database))
+
+
+async def require_whole(chain: Chain) -> None:
+    """Prove the chain as an auditor does, with a look for two rows under one key."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "chainctl", "verify", "--local", "--source", "database"),
+        *("--chain", str(chain.chain_id), "--keys", "--seals"),
+        env=os.environ | {"CHAINCTL_DATABASE": chain.database},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    shown, _ = await in_time(process.communicate())
+    assert process.returncode == 0, shown.decode()

@@ -18,9 +18,10 @@ from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from sequencer import SequencerConfig
 from tests.builders.created_chain import Chain
+from tests.builders.standbys import ServerPair, pair_in
 
 from .brokers import Brokers, brokers_in
-from .chains import create_chain
+from .chains import create_chain, create_chain_on_pair
 from .processes import Worker
 from .rounds import Row, table
 
@@ -101,6 +102,23 @@ def make_chain(
         return await create_chain(
             postgres_server, database_name, kafka_server, chain_id, **settings
         )
+
+    return make
+
+
+@pytest.fixture
+def server_pair(server_folder: Path) -> Iterator[ServerPair]:
+    """A primary and its streaming standby, both to be broken."""
+    with pair_in(server_folder) as pair:
+        yield pair
+
+
+@pytest.fixture
+def chain_on_server_pair(server_pair: ServerPair, kafka_server: KafkaServer) -> MakeChain:
+    """Make chains on a primary whose commits wait for its standby; sequencers know both hosts."""
+
+    async def make(chain_id: int = 1, **settings: object) -> Chain:
+        return await create_chain_on_pair(server_pair, kafka_server, chain_id, **settings)
 
     return make
 

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import secrets
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -23,9 +22,9 @@ from aiokafka import AIOKafkaProducer
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import ForkFound, PrimaryBehind
 from chain_kernel.model import Event, Mark
-from chain_kernel.sql import GAP_READER, LOGIN_ROLES, SEQUENCER_WRITER, schema_sql
+from chain_kernel.sql import GAP_READER, SEQUENCER_WRITER, schema_sql
 from gapfill import GapReader, GapReaderConfig
-from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import (
@@ -37,7 +36,7 @@ from matcher_receiver import (
 )
 from sequencer import Order, SequencerConfig, SequencerTuning, open_sequencer
 from tests.builders.created_chain import Chain
-from tests.builders.standbys import standby_of
+from tests.builders.standbys import ServerPair
 from tests.deadlines import deadline
 from tests.lanes import at_night
 from tests.tuned import tuned
@@ -208,32 +207,6 @@ async def test_restored_dump_gives_no_id_of_the_lost_life_again(
     assert ("the topic's last frames were not looked at" in caplog.text) is is_broker_away
 
 
-def server_of(folder: Path, passwords: dict[str, str]) -> PostgresServer:
-    config = PostgresServerConfig(
-        directory=folder, port=free_port(), passwords=passwords, shared_buffers_mb=64,
-        max_wal_size_mb=512,
-    )  # fmt: skip
-    return PostgresServer(config)
-
-
-@pytest.fixture
-async def pair(server_folder: Path) -> AsyncIterator[tuple[PostgresServer, PostgresServer]]:
-    """A primary and its streaming standby, both to be broken."""
-    passwords = {role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)}
-    primary = server_of(server_folder / "primary", passwords)
-    with primary:
-        await asyncio.to_thread(primary.prepare_roles)
-        standby = await asyncio.to_thread(
-            standby_of,
-            primary,
-            server_folder / "standby",
-            shared_buffers_mb=64,
-            max_wal_size_mb=512,
-        )
-        with standby:
-            yield primary, standby
-
-
 async def until_replayed(primary: PostgresServer, standby: PostgresServer) -> None:
     source = await asyncpg.connect(primary.dsn(SUPERUSER))
     copy = await asyncpg.connect(standby.dsn(SUPERUSER))
@@ -251,13 +224,13 @@ async def until_replayed(primary: PostgresServer, standby: PostgresServer) -> No
 
 @pytest.mark.parametrize("is_broker_away", [True, *at_night(False)])
 async def test_promoted_stale_standby_gives_no_id_of_the_lost_life_again(
-    pair: tuple[PostgresServer, PostgresServer],
+    server_pair: ServerPair,
     kafka_server: KafkaServer,
     caplog: pytest.LogCaptureFixture,
     *,
     is_broker_away: bool,
 ) -> None:
-    primary, standby = pair
+    primary, standby = server_pair
     name = f"orders_{secrets.token_hex(8)}"  # the topic's too, and the broker outlives the test
     primary.create_database(name)
     primary.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=name)

@@ -1,0 +1,112 @@
+"""Two servers that both say that they are the primary: a leader decides by the one of its term.
+
+The synchronous standby is promoted, and the old primary comes back at its address, the first in
+every list of hosts. It can acknowledge nothing, but it answers each question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.builders.created_chain import Chain
+from tests.builders.standbys import ServerPair
+from tests.deadlines import deadline
+
+from .chains import promoted, require_whole
+from .conftest import MakeChain, StartWorker
+from .inspector import inspect
+from .processes import Worker
+from .test_durability import WAITING
+from .test_failover import until_looking
+
+PATIENT = {"lease_seconds": 3.0, "commit_seconds": 2.0, "connect_seconds": 5.0}
+BEATS = 10
+"""More than a leader has in one lease."""
+
+
+async def until_beaten(chain: Chain, leader: Worker) -> None:
+    """Wait for beats of `leader` on the promoted server, under the epoch with which it began."""
+    assert leader.leads is not None
+    beats = "SELECT epoch, counter FROM chain_lease WHERE chain_id = $1"
+    (first,) = await chain.fetch(beats, chain.chain_id)
+    async with deadline():
+        while True:
+            assert leader.ended is None, f"its lease is on another server: {leader.ended}"
+            (now,) = await chain.fetch(beats, chain.chain_id)
+            assert now["epoch"] == leader.leads.epoch
+            if now["counter"] >= first["counter"] + BEATS:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def answered(worker: Worker, *keys: str) -> None:
+    """Submit `keys`, and wait until each is acknowledged."""
+    await worker.submit(list(keys))
+    await worker.until_answered(list(keys))
+    assert not worker.refused, worker.refused
+
+
+async def hand_over(leader: Worker, standby: Worker) -> None:
+    assert await leader.stop() == 0
+    await standby.until_leading()
+
+
+@pytest.mark.invariant("S3", "S4", "L2")
+async def test_key_acknowledged_after_a_fail_over_has_one_row_once_the_old_primary_thaws(
+    chain_on_server_pair: MakeChain, server_pair: ServerPair, start_worker: StartWorker
+) -> None:
+    chain = await chain_on_server_pair(**PATIENT)
+    leader = await start_worker(chain.config)
+    await leader.until_leading()
+    await answered(leader, "before")
+    server_pair.primary.freeze()
+    await asyncio.to_thread(server_pair.promote)
+    chain = promoted(chain, server_pair)
+    await answered(leader, "K")
+    standby = await start_worker(chain.with_settings(standby=True))
+    await until_looking(chain)
+    server_pair.primary.thaw()
+    await hand_over(leader, standby)
+    await answered(standby, "K", "after")
+    assert standby.acked["K"] == leader.acked["K"]
+    await until_beaten(chain, standby)
+    assert await standby.stop() == 0
+    rows = await inspect(chain, [*leader.acked.values(), *standby.acked.values()])
+    assert [row.key for row in rows] == ["before", "K", "after"]
+    await require_whole(chain)
+
+
+@pytest.mark.invariant("S3", "S4", "L2")
+async def test_key_that_only_the_old_primary_has_is_acknowledged_with_a_row_of_the_chain(
+    chain_on_server_pair: MakeChain, server_pair: ServerPair, start_worker: StartWorker
+) -> None:
+    chain = await chain_on_server_pair(**PATIENT)
+    lost = await start_worker(chain.config)
+    await lost.until_leading()
+    await answered(lost, "before")
+    await asyncio.to_thread(server_pair.standby.stop)
+    await lost.submit(["K"])
+    async with deadline():
+        while not await chain.value(WAITING):
+            pass
+    await lost.kill()
+    await asyncio.to_thread(server_pair.primary.kill)
+    await asyncio.to_thread(server_pair.standby.start)
+    await asyncio.to_thread(server_pair.promote)
+    chain = promoted(chain, server_pair)
+    leader = await start_worker(chain.with_settings(standby=True))
+    await leader.until_leading()
+    await answered(leader, "after")
+    standby = await start_worker(chain.with_settings(standby=True))
+    await until_looking(chain)
+    await asyncio.to_thread(server_pair.primary.start)
+    await hand_over(leader, standby)
+    await answered(standby, "K", "last")
+    acked = [*lost.acked.values(), *leader.acked.values(), *standby.acked.values()]
+    rows = await inspect(chain, acked)
+    assert [row.key for row in rows] == ["before", "after", "K", "last"]
+    await until_beaten(chain, standby)
+    assert await standby.stop() == 0
+    await require_whole(chain)
