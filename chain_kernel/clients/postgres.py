@@ -12,7 +12,7 @@ import struct
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
 
 import asyncpg
@@ -216,7 +216,7 @@ async def connect(
     statement_seconds: float | None = None,
     is_direct: bool = False,
     is_pooled: bool = False,
-    server: ServerIdentity | Literal["any", "newest"] = "any",
+    server: ServerIdentity | None = None,
 ) -> Connection:
     """Return a new connection to the first acceptable server of those that `config` names.
 
@@ -225,8 +225,9 @@ async def connect(
     precedence over those of `config`, which do over what is `PINNED`.
     `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
     refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
-    `server` accepts that one alone; "newest" asks each host, and takes the one on the highest
-    timeline: of two that say that they are the primary, the other one was replaced.
+    `server` accepts that one alone. Else, where the primary of several hosts is wanted, each host
+    is asked, and the one on the highest timeline is taken: of two that say that they are the
+    primary, the other one was replaced.
     The first connection to a host where another machine may pose as the server logs a warning.
     Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
     pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound;
@@ -239,12 +240,11 @@ async def connect(
         options["statement_cache_size"] = 0
     end = asyncio.get_running_loop().time() + within_seconds
     places = await _places(config, within_seconds)
-    wanted = server if isinstance(server, ServerIdentity) else None
-    if server == "newest" and config.is_one_primary_of_several:
+    if server is None and config.is_one_primary_of_several and not is_pooled:
         hosts = [list(each) for _, each in groupby(places, key=itemgetter(0, 1))]
         opening = [_first(config, options, host, end, is_direct) for host in hosts]
         return await _newest(config, opening, end)
-    return await _first(config, options, places, end, is_direct, wanted)
+    return await _first(config, options, places, end, is_direct, server)
 
 
 async def _first(
@@ -310,8 +310,9 @@ async def _newest(
     if chosen is not None:
         return chosen[0]
     refusals = [each for each in ended if isinstance(each, OrderchainError)]
-    if lasting := [each for each in refusals if not isinstance(each, RetryError | ConnectError)]:
-        raise lasting[0]
+    for refusal in refusals:
+        if isinstance(refusal, PoolerFound) or not isinstance(refusal, RetryError | ConnectError):
+            raise refusal
     raise _of_all(refusals, config) if refusals else RetryError("no server answered in time")
 
 

@@ -340,7 +340,7 @@ class Session:
             while True:
                 try:
                     connection = await open_connection(
-                        self._config, is_pooled=self._is_pooled, server=self._server or "any"
+                        self._config, is_pooled=self._is_pooled, server=self._server
                     )
                 except PoolerFound:
                     if self._is_pooled or self._config.pooler != "read through":
@@ -394,15 +394,11 @@ class Session:
 async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
     """Hold one connection for work that is done once, each statement with its deadline.
 
-    Of several hosts that say that they are the primary it is the newest: what a person stores on a
-    server that was replaced is nowhere.
     Raises what `connect` raises. For an error of the server in the block it raises ConnectError
     where the server may not be written to, else what `statement_refusal` returns. Other errors of
     the block are raised as they are.
     """
-    connection = await open_connection(
-        config, statement_seconds=config.statement_seconds, server="newest"
-    )
+    connection = await open_connection(config, statement_seconds=config.statement_seconds)
     try:
         yield connection
     except SERVER_ERRORS as error:
@@ -421,7 +417,7 @@ async def open_connection(
     *,
     is_pooled: bool = False,
     statement_seconds: float | None = None,
-    server: ServerIdentity | Literal["any", "newest"] = "any",
+    server: ServerIdentity | None = None,
 ) -> Connection:
     """Return a new connection, for a session of another kind. Raises what `connect` raises."""
     return await connect(

@@ -287,7 +287,7 @@ class LeaderSession:
 
     async def open(self) -> None:
         """Connect. Raises ConnectError, SchemaError, DurabilityError, ClockError, RetryError."""
-        connection = await open_connection(self._session_config, server="newest")
+        connection = await open_connection(self._session_config)
         try:
             async with asyncio.timeout(self._config.tuning.commit_seconds):
                 await pin(connection)
