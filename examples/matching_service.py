@@ -23,7 +23,7 @@ import msgspec
 from orderchain import ReceiverConfig, errors, open_receiver
 
 if TYPE_CHECKING:
-    from orderchain import Run
+    from orderchain import Receiver, Run
 
 NAME = "example-matching"
 
@@ -61,15 +61,19 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
     async with open_receiver(config) as receiver:
         connection = await asyncpg.connect(database)
         await connection.execute(CREATE)
-        async for run in receiver:
-            # Effect and checkpoint in one transaction: that makes each order count exactly once.
-            async with connection.transaction():
-                await connection.executemany(
-                    ADD, [(chain_id, *change) for change in changes(run).items()]
-                )
-                await receiver.checkpoint(run, connection=connection)
-            print(f"applied up to id {run.last_id}", flush=True)
+        await match(receiver, connection)
         await connection.close()
+
+
+async def match(receiver: Receiver, connection: asyncpg.Connection) -> None:
+    """Apply run after run. `test_matching_service.py` kills it at each await."""
+    async for run in receiver:
+        # Effect and checkpoint in one transaction: that makes each order count exactly once.
+        async with connection.transaction():
+            rows = [(run.chain_id, *change) for change in changes(run).items()]
+            await connection.executemany(ADD, rows)
+            await receiver.checkpoint(run, connection=connection)
+        print(f"applied up to id {run.last_id}", flush=True)
 
 
 def changes(run: Run) -> Counter[str]:

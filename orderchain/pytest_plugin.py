@@ -20,9 +20,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from chain_kernel.testing.memory_chain import MemoryChain
     from local_stack.kafka import KafkaServer
     from local_stack.postgres import PostgresServer
+    from matcher_receiver.testing import MemoryChain
     from outbox.testing import MemoryOutbox
 
 
@@ -218,11 +218,13 @@ async def _make(
 
 
 @pytest.fixture
-def orderchain_memory_chain() -> MemoryChain:
-    """A chain in memory with a dial for faults; see `chain_kernel.testing.memory_chain`."""
-    from chain_kernel.testing.memory_chain import MemoryChain
+def orderchain_memory_chain() -> Iterator[MemoryChain]:
+    """A chain in memory, which kills what receives it; see `matcher_receiver.testing`."""
+    from matcher_receiver.testing import MemoryChain
 
-    return MemoryChain()
+    chain = MemoryChain()
+    yield chain
+    chain.close()
 
 
 @pytest.fixture

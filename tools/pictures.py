@@ -50,11 +50,14 @@ def packages(house: House) -> set[tuple[str, str]]:
 
 
 def modules(house: House, within: tuple[str, ...]) -> set[tuple[str, str]]:
-    """Return which module of some packages imports which; folders of theirs are one each."""
+    """Return which module of some packages imports which, without what is for tests of users.
+
+    Folders of theirs are one each.
+    """
     return {
         (_room(name), _room(each))
         for name, imported in house.imports.items()
-        if name.partition(".")[0] in within and name not in within
+        if name.partition(".")[0] in within and name not in within and not name.endswith(".testing")
         for each in imported
         if each.partition(".")[0] in within and each not in within and _room(name) != _room(each)
     }

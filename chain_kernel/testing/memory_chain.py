@@ -1,34 +1,21 @@
-"""A chain in memory, with a dial for faults: to test a service that receives, without a server."""
+"""What is committed and published, made by hand; and a link with a dial for faults."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from contextlib import suppress
-from random import Random
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chain_kernel.errors import RetryError
-from chain_kernel.frame import FrameHeader, encode_frame
-from chain_kernel.model import Event
+from chain_kernel.frame import FrameHeader
 from chain_kernel.seal import SEAL_BYTES, Batch, Columns, column_pages, next_seal
-from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
-from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryGapSource
-from chain_kernel.testing.memory_store import MemoryDatabase
-from chain_kernel.testing.virtual_loop import Process, check_alive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Sequence
+    from random import Random
 
-    from chain_kernel.model import Mark
-    from chain_kernel.ports import CheckpointStore, FrameSource, GapSource
-    from chain_kernel.testing.memory_sql import AnswerTo, MemoryConnection, SqlDatabase
-
-
-_T = TypeVar("_T")
+    from chain_kernel.model import Event
 
 
 def sealed(
@@ -172,162 +159,3 @@ class LossyLink:
         flipped = bytearray(record)
         flipped[at] ^= 1 << self._random.randrange(8)
         return bytes(flipped)
-
-
-CHAIN_ID: Final = 1
-SLICE_ROWS: Final = 4
-"""Rows of a frame: few, so that a handful of orders makes several frames to lose."""
-
-_ANSWER_SECONDS_MAX: Final = 0.002
-
-FIRST_COMMIT_US: Final = 1_750_000_000_000_000
-
-
-class Service:
-    """A service under test, run like a program: it can be killed."""
-
-    def __init__(self, process: Process, task: asyncio.Task[Any], tables: SqlDatabase) -> None:
-        self._process = process
-        self._tables = tables
-        self.task = task
-        """What it runs; await it to see it end, or fail."""
-
-    async def kill(self) -> None:
-        """End it as kill -9 would: nothing that it does from now on reaches a server."""
-        self._process.kill()
-        self._tables.end(self._process)
-        with suppress(asyncio.CancelledError, Exception):
-            await self.task
-
-
-class MemoryChain:
-    """What a sequencer would commit and publish, and the ports by which a receiver reads it.
-
-    `dial` sets which share of frames is lost, repeated, held back or broken between broker and
-    receiver; it may be turned at any time. The same seed draws the same faults.
-    """
-
-    def __init__(self, seed: int = 0) -> None:
-        self.chain_id = CHAIN_ID
-        self.dial = LinkDial()
-        self.committed: list[Event] = []
-        """All rows: what a receiver has to hand on, in this order."""
-        self._random = Random(seed)  # noqa: S311 - faults, not secrets
-        self._database = MemoryDatabase(seed)
-        self._chain = self._database.create(CHAIN_ID)
-        self._frame_key = self._chain.begin_term(self._database.draw_nonce()).frame_key
-        self._log = MemoryLog()
-        self.is_database_away = False
-        """Whether the database does not answer; may be set."""
-        self._services = 0
-        # Here, for it imports the driver, whose errors it raises.
-        from chain_kernel.testing.memory_sql import SqlDatabase
-
-        self._tables = SqlDatabase(Random(seed))  # noqa: S311
-
-    # -- the sequencer's side ------------------------------------------------------------------
-
-    def commit(self, payloads: Sequence[bytes], *, publish: bool = True) -> list[Event]:
-        """Commit orders as one batch, publish it, and return the rows.
-
-        Ids skip numbers, as real ones may. Without `publish` its frames are never sent: only a
-        heartbeat, a later frame or the database shows the batch.
-        """
-        pid = before = self._chain.last_id
-        events = []
-        for number, payload in enumerate(payloads, start=len(self.committed) + 1):
-            row_id = pid + self._random.choice((1, 1, 1, 3))
-            events.append(Event(row_id, pid, f"order-{number}", FIRST_COMMIT_US * 1_000, payload))
-            pid = row_id
-        batch = sealed(
-            events,
-            chain_id=CHAIN_ID,
-            epoch=self._chain.epoch,
-            seal_before=self._chain.last_seal,
-            committed_at_us=FIRST_COMMIT_US + len(self._chain.batches),
-        )
-        self._chain.store(batch, before, ())
-        self.committed += events
-        if publish:
-            self._log.append(self._frames(batch))
-        return events
-
-    def heartbeat(self) -> None:
-        """Publish the head: what shows a lost last frame."""
-        head, seal = self._chain.last_id, self._chain.last_seal
-        header = heartbeat_header(
-            head,
-            epoch=self._chain.epoch,
-            publisher_epoch=self._chain.epoch,
-            seal_before=seal,
-            publisher_nonce=self._chain.nonce,
-        )
-        self._log.append([encode_frame(header, (), self._frame_key)])
-
-    @property
-    def is_broker_away(self) -> bool:
-        """Whether the broker does not answer; may be set."""
-        return self._log.is_away
-
-    @is_broker_away.setter
-    def is_broker_away(self, is_away: bool) -> None:
-        self._log.is_away = is_away
-        self._log.wake_readers()
-
-    # -- the receiver's side -------------------------------------------------------------------
-
-    def frames(self) -> FrameSource:
-        """Return a consumer that the dial affects; each receiver needs its own."""
-        return MemoryFrameSource(self._log, LossyLink(self.dial, self._random))
-
-    def gap_source(self) -> GapSource:
-        """Return a reader of missing rows; each receiver needs its own."""
-        return MemoryGapSource(lambda: self._chain, ask=self._ask)
-
-    def checkpoints(self, receiver: str = "receiver") -> CheckpointStore:
-        """Return the store of one receiver's place, which outlives the receiver."""
-        return MemoryCheckpointStore(self._database, CHAIN_ID, receiver, self._ask)
-
-    def checkpoint(self, receiver: str = "receiver") -> Mark | None:
-        """Return what is stored of a receiver's place now."""
-        return self._chain.checkpoints.get(receiver)
-
-    @property
-    def tables(self) -> dict[str, Any]:
-        """What has committed of the service's own tables: fill it before, compare it after."""
-        return self._tables.tables
-
-    def answer(self, statement: str, function: AnswerTo) -> None:
-        """Make a statement of the service do what `function(tables, *arguments)` does.
-
-        There is no SQL here. It returns the statement's rows; a statement without an answer raises
-        SettingError.
-        """
-        self._tables.answer(statement, function)
-
-    async def connect(self) -> MemoryConnection:
-        """Return a connection as `asyncpg.connect` does, to be given to `Receiver.checkpoint`, too.
-
-        Outside of a transaction that is refused, as by PostgreSQL's store.
-        """
-        return self._tables.connect()
-
-    def start(self, main: Coroutine[Any, Any, object]) -> Service:
-        """Run `main` as a program of its own, which can be killed."""
-        self._services += 1
-        process = Process(f"service {self._services}")
-        return Service(process, process.run(main), self._tables)
-
-    async def _ask(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Do `work` at the database, which takes a moment, and nothing for a killed service."""
-        await asyncio.sleep(self._random.uniform(0.0, _ANSWER_SECONDS_MAX))
-        check_alive()
-        if self.is_database_away:
-            raise RetryError("the database is away")
-        return await work()
-
-    def _frames(self, batch: Batch) -> list[bytes]:
-        return [
-            encode_frame(header, events, self._frame_key)
-            for header, events in slices_of(batch, SLICE_ROWS, publisher_nonce=self._chain.nonce)
-        ]

@@ -374,6 +374,9 @@ class MemoryConnection:
 
     async def _trip(self) -> None:
         await alive()
+        if current_process() is not self.process:
+            # The end of the process would not end it: what it has open would hold its locks.
+            raise SettingError("connection", "of another process", "one that this one has opened")
         if self._is_closed:
             raise InterfaceError("connection is closed")
         await self._database.trip()

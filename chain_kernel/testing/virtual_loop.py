@@ -12,7 +12,7 @@ from contextvars import ContextVar, copy_context
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from chain_kernel.errors import StoppedError
+from chain_kernel.errors import OrderchainError, SettingError, StoppedError
 
 if TYPE_CHECKING:
     from collections import deque
@@ -36,6 +36,8 @@ class Process:
         self.name = name
         self.is_paused = False
         self.is_dead = False
+        self.at_step: Callable[[], None] | None = None
+        """Called after each step of one of its tasks: what may be killed there is killed there."""
         self._held: list[asyncio.Handle] = []
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -189,6 +191,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         else:
             self.steps += 1
             handle._run()
+            if process is not None and process.at_step is not None:
+                process.at_step()
 
     def _move_clock(self) -> None:
         while self._scheduled and self._scheduled[0].cancelled():
@@ -221,3 +225,52 @@ def virtual_clock() -> VirtualLoop:
     if not isinstance(loop, VirtualLoop):
         raise RuntimeError("not in virtual time: run_virtual(...)")
     return loop
+
+
+# -- plain tests, and processes that were killed in them -------------------------------------------
+
+CLOSE_SECONDS: Final = 3_600.0
+"""Virtual: what still runs at the end of a test is cancelled, and given so long."""
+
+
+class NotWorkedOff(OrderchainError):
+    """A test has shown nothing: something was left, or no kill fell where it matters."""
+
+
+class VirtualTime:
+    """A loop of its own for tests that are plain `def`, and the processes that it killed."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.killed: list[Process] = []
+        """They are only paused, so that no `finally` of theirs runs before `close`."""
+        self._seed = seed
+        self._loop: VirtualLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Return what `work` returns. Raises SettingError inside of a running event loop."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop = self._loop or VirtualLoop(self._seed)
+            return self._loop.run_until_complete(work)
+        work.close()
+        raise SettingError("test", "async def", "a plain def: this has a loop of its own")
+
+    def close(self) -> None:
+        """End what still runs. Killed processes are cleaned up now."""
+        if self._loop is None:
+            return
+        self._loop.set_exception_handler(lambda *_: None)  # its errors no longer matter
+        if self.killed:
+            self._loop.run_until_complete(self._end_all())
+        self._loop.close()
+        self._loop = None
+
+    async def _end_all(self) -> None:
+        for process in self.killed:
+            process.at_step = None
+            process.kill()
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)

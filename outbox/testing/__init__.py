@@ -6,7 +6,8 @@ choosing-a-delivery-mode.md` shows a test, and says what it cannot replace.
 """
 
 from chain_kernel.testing.memory_sql import MemoryConnection
+from chain_kernel.testing.virtual_loop import NotWorkedOff
 from outbox.testing.faults import Awkwardness
-from outbox.testing.memory_outbox import MemoryOutbox, NotWorkedOff
+from outbox.testing.memory_outbox import MemoryOutbox
 
 __all__ = ["Awkwardness", "MemoryConnection", "MemoryOutbox", "NotWorkedOff"]

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from chain_kernel.clients.postgres import ConnectionDoesNotExistError
-from chain_kernel.errors import OrderchainError, SettingError
+from chain_kernel.errors import SettingError
 from chain_kernel.handlers import NotAsync, check_handler, result_of
 from chain_kernel.testing.memory_sql import (
     AFTER_COMMIT,
@@ -16,7 +16,7 @@ from chain_kernel.testing.memory_sql import (
     MemoryConnection,
     SqlDatabase,
 )
-from chain_kernel.testing.virtual_loop import VirtualLoop
+from chain_kernel.testing.virtual_loop import NotWorkedOff, VirtualTime, virtual_clock
 from outbox.consumer.config import ConsumerConfig
 from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
 from outbox.session import SYNCHRONOUS
@@ -44,15 +44,8 @@ WORK_SECONDS: Final = 86_400.0
 LOOK_SECONDS: Final = 5.0
 """How often to look where nothing is to be done. Virtual."""
 
-CLOSE_SECONDS: Final = 3_600.0
-"""Virtual: what still runs at the end of a test is cancelled, and given so long."""
-
 _ADD_ONE: Final = "SELECT outbox_add({})"
 _ARGUMENTS: Final = ("$1", "$2", "$3", "$4", "$5")
-
-
-class NotWorkedOff(OrderchainError):
-    """Something was left when the time of `work_off` had passed. It says what."""
 
 
 class MemoryOutbox:
@@ -65,12 +58,11 @@ class MemoryOutbox:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         random = Random(seed)  # noqa: S311 - faults, not secrets
-        self._loop = VirtualLoop(seed)
+        self._time = VirtualTime(seed)
         self._faults = Faults(random)
         self._database = SqlDatabase(random)
         self._tables = MemoryTables(self._faults)
         self._inboxes: dict[str, MemoryInbox] = {}
-        self._dead: list[Life] = []
         self._database.build_in(STORE, self._tables.add_many)
         for count in range(2, len(_ARGUMENTS) + 1):
             statement = _ADD_ONE.format(", ".join(_ARGUMENTS[:count]))
@@ -113,12 +105,7 @@ class MemoryOutbox:
 
         Raises SettingError inside of a running event loop.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._loop.run_until_complete(work)
-        work.close()
-        raise SettingError("test", "async def", "a plain def: the outbox has a loop of its own")
+        return self._time.run(work)
 
     def add(
         self,
@@ -207,12 +194,7 @@ class MemoryOutbox:
 
     def close(self) -> None:
         """End what still runs. Killed processes are cleaned up now."""
-        if self._loop.is_closed():
-            return
-        self._loop.set_exception_handler(lambda *_: None)  # its errors no longer matter
-        if self._dead:
-            self._loop.run_until_complete(self._end_all())
-        self._loop.close()
+        self._time.close()
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -230,14 +212,14 @@ class MemoryOutbox:
         inbox = self._inboxes.setdefault(config.name, MemoryInbox(config.name))
         plan, tables = CrashPlan(self._faults), self._tables
         self._database.unknown = None
-        end = self._loop.time() + seconds
+        end = virtual_clock().time() + seconds
         while True:
             tables.sweep(inbox.progress())
             inbox.receive(config, tables)
             taken = inbox.take(self._faults, config.batch_max if many else 1)
             if not (taken or inbox.parked) and tables.is_settled(config.name):
                 return
-            if self._loop.time() > end:
+            if virtual_clock().time() > end:
                 raise NotWorkedOff(self._what_is_left(inbox))
             if not taken:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -288,7 +270,7 @@ class MemoryOutbox:
         try:
             await life.run(call())
         except Killed:
-            self._dead.append(life)
+            self._time.killed.append(life.process)
             raise
 
     async def _call(
@@ -318,14 +300,6 @@ class MemoryOutbox:
             f"consumer {inbox.consumer} has not worked all off: unfinished deliveries {len(left)} "
             f"({shown}), parked messages {len(inbox.parked)}, applied {len(inbox.applied)}"
         )
-
-    async def _end_all(self) -> None:
-        for life in self._dead:
-            life.process.kill()
-        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
 
 
 async def _called(

@@ -25,44 +25,16 @@ async def book(delivery, connection):
     MAILS.append(delivery.message_id)
 """
 
-SERVICE = '''
-import asyncio
-from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning
+SERVICE = """
+from matcher_receiver import Receiver, ReceiverConfig
 
 
-def make_receiver(chain, **settings):
+def make_receiver(chain):
     return Receiver(
-        ReceiverConfig(chain_id=chain.chain_id, **settings),
+        ReceiverConfig(chain_id=chain.chain_id),
         chain.frames(), chain.gap_source(), chain.checkpoints(),
     )
-
-
-class Service:
-    """Its effects and its checkpoint succeed or fail together."""
-
-    def __init__(self, chain):
-        self.chain = chain
-        done = lambda tables, event: tables.setdefault("done", []).append(event)
-        chain.answer("INSERT INTO done VALUES ($1)", done)
-
-    async def main(self):
-        connection = await self.chain.connect()
-        quick = ReceiverTuning(poll_after_seconds=0.05)
-        async with make_receiver(self.chain, tuning=quick) as receiver:
-            async for run in receiver:
-                async with connection.transaction():
-                    await connection.executemany("INSERT INTO done VALUES ($1)", zip(run.events))
-                    await receiver.checkpoint(run, connection=connection)
-
-    @property
-    def applied(self):
-        return self.chain.tables.get("done", [])
-
-    async def until_all_is_applied(self):
-        async with asyncio.timeout(120):
-            while len(self.applied) < len(self.chain.committed):
-                await asyncio.sleep(0.01)
-'''
+"""
 
 
 @pytest.fixture
@@ -88,35 +60,6 @@ def test_plugin_imports_nothing_heavy_until_a_fixture_is_used() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
-
-
-def test_memory_chain_with_faults_shows_a_service_that_is_right(project: pytest.Pytester) -> None:
-    project.makepyfile(
-        """
-        from service import Service
-
-        async def test_service_with_bad_links_and_kills_applies_each_order_once(
-            orderchain_memory_chain,
-        ):
-            chain = orderchain_memory_chain
-            chain.dial.lost, chain.dial.repeated, chain.dial.held = 0.2, 0.1, 0.1
-            service = Service(chain)
-            for life in range(4):
-                running = chain.start(service.main())
-                for number in range(10):
-                    chain.commit([b"%d %d" % (life, number)] * 5)
-                await service.until_all_is_applied()
-                if life == 1:
-                    chain.is_broker_away = True
-                    chain.commit([b"without a broker"])
-                await service.until_all_is_applied()
-                chain.is_broker_away = False
-                await running.kill()
-            assert service.applied == chain.committed
-            assert chain.checkpoint().id == chain.committed[-1].id
-        """
-    )
-    run(project).assert_outcomes(passed=1)
 
 
 def test_checkpoint_outside_of_a_transaction_fails_a_test(project: pytest.Pytester) -> None:
@@ -153,39 +96,6 @@ def test_checkpoint_outside_of_a_transaction_fails_a_test(project: pytest.Pytest
                 assert chain.checkpoint().id == chain.committed[-1].id
                 with pytest.raises(errors.SettingError, match="there is no SQL here"):
                     await connection.fetch("SELECT 1")
-        """
-    )
-    run(project).assert_outcomes(passed=1)
-
-
-def test_killed_service_reaches_nothing_any_more(project: pytest.Pytester) -> None:
-    project.makepyfile(
-        """
-        import asyncio
-        import pytest
-        from chain_kernel.errors import StoppedError
-        from service import make_receiver
-
-        async def test_kill(orderchain_memory_chain):
-            chain, last_words, began = orderchain_memory_chain, [], asyncio.Event()
-
-            async def main():
-                async with make_receiver(chain) as receiver:
-                    run = await anext(receiver)
-                    began.set()
-                    try:
-                        await asyncio.sleep(600)
-                    finally:
-                        with pytest.raises(StoppedError):
-                            await receiver.checkpoint(run)
-                        last_words.append("refused")
-
-            chain.commit([b"x"])
-            running = chain.start(main())
-            await began.wait()
-            await running.kill()
-            assert last_words == ["refused"]
-            assert chain.checkpoint().id == 0
         """
     )
     run(project).assert_outcomes(passed=1)
