@@ -11,7 +11,6 @@ from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     TopicPartition,
     close_client,
-    fetch,
     make_consumer,
     start_client,
 )
@@ -98,8 +97,6 @@ class PublishedReader:
                     "verifier",
                     # What retention removes during the read must not look like never published.
                     auto_offset_reset="none",
-                    # The checksum that counts is in the frame.
-                    check_crcs=False,
                     fetch_max_bytes=_FETCH_BYTES,
                     max_partition_fetch_bytes=_FETCH_BYTES,
                     # A shorter one would end a fetch that waits for records.
@@ -146,7 +143,9 @@ class PublishedReader:
         """Return the next records, and the position after them."""
         async with asyncio.timeout(_SILENCE_S):
             while True:
-                found = await fetch(consumer, self._at, timeout_ms=1_000, max_records=_PAGE_RECORDS)
+                found = await consumer.getmany(
+                    self._at, timeout_ms=1_000, max_records=_PAGE_RECORDS
+                )
                 at = await consumer.position(self._at)
                 records = [
                     PublishedRecord(record.offset, record.value, record.timestamp)

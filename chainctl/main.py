@@ -77,6 +77,10 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Act by hand": {
         "step-down": ("leader", "Ask the leader of a chain to hand over, with a reason."),
         "takeover": ("leader", "Let the next process lead at once, with a reason."),
+        "pass-over": (
+            "chain.pass_over",
+            "Go past a record that cannot be read, with a reason.",
+        ),
         "receivers": ("receivers", "Forget, move and reset receivers."),
         "unhalt": ("receivers", "Let a halted receiver start again, with a reason."),
     },

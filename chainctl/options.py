@@ -49,6 +49,7 @@ EXAMPLES: Final = {
     "leader": "--chain 1 --check",
     "step-down": '--chain 1 --reason "new release" --wait 30s',
     "takeover": '--chain 1 --reason "the leader hangs" --wait 10s',
+    "pass-over": 'topic:orders:0 17 --chain 1 --reason "the sender sends it again"',
     "receivers forget": 'old-matcher --chain 1 --reason "replaced in June"',
     "receivers move": 'matcher --chain 1 --to 5000 --reason "replay" --dry-run',
     "receivers reset": 'matcher --chain 1 --reason "new book" --dry-run',

@@ -83,6 +83,17 @@ SELECT chain_id, topic FROM chain_head ORDER BY chain_id
 -- intake: how far an intake was read
 SELECT position, digest FROM chain_intake WHERE chain_id = $1 AND source = $2
 
+-- pass_over: move an intake from $3 to $4, past a record that cannot be read; no row if it is elsewhere
+WITH moved AS (
+    UPDATE chain_intake SET position = $4, digest = ''
+     WHERE chain_id = $1 AND source = $2 AND position = $3
+    RETURNING chain_id, source
+)
+INSERT INTO chain_intake_reject (chain_id, source, position, reason)
+SELECT chain_id, source, $5, $6 FROM moved
+ON CONFLICT (chain_id, source, position) DO UPDATE SET reason = excluded.reason
+RETURNING position
+
 -- chain_status: the state of one chain, or of all: its heads, and how alive its leader is, by the
 -- database's clock, which may have gone back: no age is negative; other logins' start times are
 -- hidden, and then the backend's number must do

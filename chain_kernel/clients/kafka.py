@@ -1,6 +1,7 @@
 """Clients of Kafka: how they are made, started and closed.
 
-No other module constructs a client of aiokafka; only `kafka_errors` and `topics` import it too.
+No other module constructs a client of aiokafka; only `kafka_errors`, `kafka_records` and `topics`
+import it too.
 However a client ends, it leaves no connection open. aiokafka closes its connections as the last
 step of a `stop`. A `stop` that a deadline, a cancellation or an error cuts off never gets that far,
 and neither does a `start` that is cut off during its first request. A process that goes on would
@@ -12,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-import zlib
 from contextlib import asynccontextmanager
 from functools import partial
-from gzip import BadGzipFile
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -30,7 +29,6 @@ from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import (
     CommitFailedError,
-    CorruptRecordException,
     IllegalStateError,
     InvalidTopicError,
     KafkaError,
@@ -39,16 +37,16 @@ from aiokafka.errors import (
     OffsetOutOfRangeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
-    UnsupportedCodecError,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.protocol.produce import ProduceRequest
 
 from chain_kernel.clients import abort
+from chain_kernel.clients.kafka_records import RecordConsumer, UnreadableRecord
 from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from chain_kernel.clients.kafka_config import KafkaConfig
 
@@ -71,6 +69,7 @@ __all__ = [
     "TopicAuthorizationFailedError",
     "TopicPartition",
     "UnknownTopicOrPartitionError",
+    "UnreadableRecord",
 ]
 
 
@@ -79,22 +78,8 @@ _log = logging.getLogger(__name__)
 _GRACE_SECONDS: Final = 2.0
 """How long an operation that was cut off may take to end by itself."""
 
-try:
-    from cramjam import DecompressionError
-except ImportError:  # then no record is decompressed by it either
-
-    class DecompressionError(Exception):  # type: ignore[no-redef]
-        """Never raised."""
-
-
-CODEC_ERRORS: Final = (
-    BadGzipFile, CorruptRecordException, DecompressionError, EOFError, struct.error,
-    UnsupportedCodecError, ValueError, zlib.error,
-)  # fmt: skip
-"""What aiokafka raises for records that it cannot decode: some are errors of the codec itself."""
-
-_CODECS: Final = ("snappy", "lz4", "zstd")
-"""The compressions that aiokafka knows by the package cramjam alone."""
+_LOOK_MS: Final = 500
+"""How long one look for a record lasts."""
 
 _leaving: set[asyncio.Task[None]] = set()
 """Ends that go on by themselves: a task without a reference may vanish. Few run at once."""
@@ -267,7 +252,7 @@ def make_consumer(
     automatically, and an offset that is no longer in the log raises ("latest" skips what there is).
     """
     safe = {"enable_auto_commit": False, "auto_offset_reset": "none"}
-    return AIOKafkaConsumer(*topics, **connection_options(config, role), **{**safe, **options})
+    return RecordConsumer(*topics, **connection_options(config, role), **{**safe, **options})
 
 
 def make_producer(
@@ -339,36 +324,24 @@ def make_admin(
 # -- reading -------------------------------------------------------------------------------------
 
 
-class UnreadableRecords(KafkaError):  # type: ignore[misc] # aiokafka has no types
-    """Records that the broker sent, and that this process cannot decode: the next try is no better.
+async def find_unreadable(
+    config: KafkaConfig, at: TopicPartition, offset: int, seconds: float
+) -> tuple[UnreadableRecord | None, int]:
+    """Return the record that cannot be read, if it is the next one from `offset` on, and the end.
 
-    `missing` is the compression whose codec is not installed, None where the bytes are damaged.
+    Raises what aiokafka does, TimeoutError after `seconds`.
     """
-
-    def __init__(self, topics: Collection[str], cause: Exception) -> None:
-        self.topics = ", ".join(sorted(topics))
-        self.reason = reason_of(cause)
-        is_codec = isinstance(cause, UnsupportedCodecError)
-        self.missing = next((name for name in _CODECS if is_codec and name in self.reason), None)
-        super().__init__(f"records of {self.topics} cannot be decoded: {self.reason}")
-
-
-async def fetch(
-    consumer: AIOKafkaConsumer,
-    *partitions: TopicPartition,
-    timeout_ms: int,
-    max_records: int | None = None,
-) -> dict[TopicPartition, list[ConsumerRecord]]:
-    """Return the next records of `partitions`, by default of all that are assigned.
-
-    Raises UnreadableRecords for those that cannot be decoded. Which they are is not known, nor are
-    those before them in the same answer returned.
-    """
-    try:
-        found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(
-            *partitions, timeout_ms=timeout_ms, max_records=max_records
-        )
-    except CODEC_ERRORS as error:
-        topics = {at.topic for at in partitions or consumer.assignment()}
-        raise UnreadableRecords(topics, error) from error
-    return found
+    async with (
+        asyncio.timeout(seconds),
+        started(make_consumer(config, "look", isolation_level="read_committed")) as consumer,
+    ):
+        consumer.assign([at])
+        end: int = (await consumer.end_offsets([at]))[at]
+        consumer.seek(at, offset)
+        while await consumer.position(at) < end:
+            try:
+                if await consumer.getmany(at, timeout_ms=_LOOK_MS, max_records=1):
+                    break
+            except UnreadableRecord as error:
+                return error, end
+        return None, end

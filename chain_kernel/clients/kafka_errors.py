@@ -16,7 +16,7 @@ from aiokafka.conn import create_conn
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
-from chain_kernel.clients.kafka import UnreadableRecords, connection_options, cut_connection
+from chain_kernel.clients.kafka import UnreadableRecord, connection_options, cut_connection
 from chain_kernel.errors import ConnectError, OrderchainError, RetryError, TopicError
 from chain_kernel.text import reason_of
 
@@ -103,11 +103,12 @@ def lasting_refusal(
     ConnectError: the broker's access control refused the act, which may be allowed at any time.
     TopicError: this process cannot decode a record, now or later. `doing`: as of `broker_refusal`.
     """
-    if isinstance(error, UnreadableRecords):
+    if isinstance(error, UnreadableRecord):
         if error.missing is None:
-            what = f"record of topic {error.topics}"
-            return TopicError(what, f"damaged: {error.reason}", "one that can be decoded")
-        compression = f"compression of records of topic {error.topics}"
+            found = "damaged since it was sent" if error.is_damaged else "sent like that"
+            what, expected = f"record of topic {error.place}", "one that can be decoded"
+            return TopicError(what, f"{found}: {error.reason}", expected)
+        compression = f"compression of the record of topic {error.place},"
         expected = "one whose codec is installed (pip install cramjam)"
         return TopicError(compression, error.missing, expected)
     kind = next((word for type_, word in _NOT_ALLOWED.items() if isinstance(error, type_)), None)

@@ -127,15 +127,13 @@ async def _topics_measured(settings: Settings, topics: Sequence[str]) -> list[di
 
 
 async def _topic_measured(consumer: AIOKafkaConsumer, at: TopicPartition) -> dict[str, Any]:
-    from chain_kernel.clients.kafka import fetch
-
     consumer.assign([at])
     begin = (await consumer.beginning_offsets([at]))[at]
     end = (await consumer.end_offsets([at]))[at]
     lengths: list[int] = []
     for place in range(begin, end, max(_SAMPLE_RECORDS, (end - begin) // _SAMPLES)):
         consumer.seek(at, place)
-        found = await fetch(consumer, at, timeout_ms=_SAMPLE_MS, max_records=_SAMPLE_RECORDS)
+        found = await consumer.getmany(at, timeout_ms=_SAMPLE_MS, max_records=_SAMPLE_RECORDS)
         lengths += [len(record.value or b"") for record in found.get(at, ())]
     mean = sum(lengths) / len(lengths) if lengths else 0.0
     return {"topic": at.topic, "records": end - begin, "about_bytes": round((end - begin) * mean)}

@@ -7,12 +7,11 @@ import logging
 from typing import TYPE_CHECKING, Final, Self
 
 from chain_kernel.clients.kafka import (
-    CODEC_ERRORS,
     AIOKafkaConsumer,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
     TopicPartition,
-    UnreadableRecords,
+    UnreadableRecord,
     close_client,
     make_admin,
     make_consumer,
@@ -140,11 +139,10 @@ class KafkaFrameSource(ClosedAtExit):
         """Return the values of the next records, empty when none came within `timeout_seconds`.
 
         Raises RetryError when the broker does not answer, which is asked when nothing has come, and
-        for records that cannot be decoded: it goes on at the live end after them.
+        for a record that cannot be decoded: it goes on after that.
         """
         consumer = self._running()
         try:
-            # Without `chain_kernel.clients.kafka.fetch`: this is each frame's way.
             found = await consumer.getmany(
                 self._at,
                 timeout_ms=int(timeout_seconds * 1000),
@@ -154,10 +152,13 @@ class KafkaFrameSource(ClosedAtExit):
             _log.warning("%s: back to the live end: %s", self._config.topic, reason_of(error))
             await self._seek_to_live_end(consumer)
             return []
-        except CODEC_ERRORS as error:
+        except UnreadableRecord as error:
             # Like any bad frame it costs a read of the database, and is not asked for again.
-            await self._seek_to_live_end(consumer)
-            raise self._unanswered(UnreadableRecords({self._at.topic}, error)) from error
+            if error.missing is None:
+                consumer.seek(self._at, error.next_offset)
+            else:  # there may be many like it: one read is for all of them
+                await self._seek_to_live_end(consumer)
+            raise self._unanswered(error) from error
         except DRIVER_ERRORS as error:
             raise self._unanswered(error) from error
         if found:

@@ -19,7 +19,6 @@ from msgspec.structs import astuple
 from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     close_client,
-    fetch,
     make_consumer,
     start_client,
 )
@@ -438,7 +437,7 @@ class CallbackIntake:
         now_ns = self._clock.wall_ns()
         async with asyncio.timeout(self._config.call_seconds):
             ends = await consumer.end_offsets(confirms) if confirms else {}
-        fetched = await fetch(consumer, timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+        fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
         for at, records in fetched.items():
             take = (
                 self._service.take_checks

@@ -17,7 +17,6 @@ from chain_kernel.clients.kafka import (
     OffsetOutOfRangeError,
     TopicPartition,
     close_client,
-    fetch,
     make_admin,
     make_consumer,
     start_client,
@@ -146,7 +145,7 @@ class DestinationRecords:
         # Before anything is fetched: an error after that would lose what was received.
         await self._place_new(consumer)
         try:
-            found = await fetch(consumer, timeout_ms=int(timeout_seconds * 1000), max_records=most)
+            found = await consumer.getmany(timeout_ms=int(timeout_seconds * 1000), max_records=most)
         except (OffsetOutOfRangeError, NoOffsetForPartitionError) as error:
             self._revoke({at for at in consumer.assignment() if _names(error, at)})
             found = {}

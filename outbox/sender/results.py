@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
+    UnreadableRecord,
     close_client,
-    fetch,
     make_consumer,
     start_client,
 )
@@ -289,7 +289,15 @@ class ConfirmIntake:
                 if await self._there(consumer, topics) != there:
                     return
                 looked_at = loop.time()
-            fetched = await fetch(consumer, timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+            try:
+                fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+            except UnreadableRecord as error:
+                if error.missing is not None:
+                    raise
+                # As any bad confirm: what it would have confirmed is sent again.
+                _log.error("%s; passed over", error)
+                consumer.seek(error.at, error.next_offset)
+                continue
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
             is_ahead = is_ahead or bool(records)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     TopicPartition,
+    UnreadableRecord,
     close_client,
-    fetch,
     make_admin,
     make_consumer,
     start_client,
@@ -126,12 +126,16 @@ class TopicReader:
         share = max(at_most // len(self._partitions), 1)
         drained: dict[TopicPartition, list[SourceRecord]] = {}
         room = at_most
-        for at in self._in_turn():
+        try:
+            for at in self._in_turn():
+                if room:
+                    room -= await self._take(consumer, drained, min(share, room), 0, at)
             if room:
-                room -= await self._take(consumer, drained, min(share, room), 0, at)
-        if room:
-            wait_ms = 0 if drained else int(timeout_seconds * 1_000)
-            await self._take(consumer, drained, room, wait_ms)
+                wait_ms = 0 if drained else int(timeout_seconds * 1_000)
+                await self._take(consumer, drained, room, wait_ms)
+        except UnreadableRecord:
+            if not drained:  # raised again by the next call: what is there comes first
+                raise
         return drained
 
     @staticmethod
@@ -143,7 +147,7 @@ class TopicReader:
         *partitions: TopicPartition,
     ) -> int:
         """Add the next records of `partitions`, by default all, to `drained`; return how many."""
-        found = await fetch(consumer, *partitions, timeout_ms=wait_ms, max_records=at_most)
+        found = await consumer.getmany(*partitions, timeout_ms=wait_ms, max_records=at_most)
         for at, records in found.items():
             drained.setdefault(at, []).extend(records)
         return sum(map(len, found.values()))

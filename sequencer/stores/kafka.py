@@ -10,7 +10,6 @@ from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
     AIOKafkaProducer,
     TopicPartition,
-    fetch,
     leave_client,
     make_admin,
     make_consumer,
@@ -198,7 +197,7 @@ async def _last_values(
     consumer.seek(place, offset)
     values: list[bytes | None] = []
     while offset < end:
-        found = await fetch(consumer, place, timeout_ms=_FETCH_MS)
+        found = await consumer.getmany(place, timeout_ms=_FETCH_MS)
         values += [record.value for record in found.get(place, ())]
         offset = await consumer.position(place)
     return values

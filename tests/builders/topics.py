@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+if TYPE_CHECKING:
+    from local_stack import KafkaServer
+
 _FETCH_BYTES = 16 * 2**20
 """Many of the largest frames at once."""
+
+_BATCH_HEAD_BYTES = 61
+"""What comes before the first record of a batch."""
 
 
 async def make_topics(
@@ -53,3 +61,19 @@ async def records_of(kafka: object, topic: str) -> list[bytes]:
         return values
     finally:
         await consumer.stop()
+
+
+def damage_batch(kafka: KafkaServer, topic: str, number: int) -> None:
+    """Change one byte of a batch of partition 0 on the broker's disk, as a failing disk does.
+
+    It is the length of its first record: no reader can decode that, with or without checksums.
+    """
+    (segment,) = (kafka.data_directory / f"{topic}-0").glob("*.log")
+    with segment.open("r+b") as log:
+        for _ in range(number):
+            head = log.read(12)
+            log.seek(struct.unpack(">qi", head)[1], 1)
+        log.seek(_BATCH_HEAD_BYTES, 1)
+        (byte,) = log.read(1)
+        log.seek(-1, 1)
+        log.write(bytes([byte ^ 0x7F]))

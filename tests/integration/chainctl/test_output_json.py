@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 ELSEWHERE = {
     "demo", "stack up", "stack env", "stack status", "archive", "retention", "repair", "seal show",
     "chain verify-mark list", "chain verify-mark revoke", "receivers forget", "receivers move",
-    "receivers reset", "unhalt", "step-down", "takeover", "outbox relay", "topic create",
+    "receivers reset", "unhalt", "pass-over", "step-down", "takeover", "outbox relay",
+    "topic create",
 }  # fmt: skip
 """Those that take minutes or another stack: the tests of each read its document."""
 

@@ -26,6 +26,7 @@ from matcher_receiver import (
     Receiver,
 )
 from orderchain import ReceiverConfig, open_receiver
+from tests.builders.topics import damage_batch
 from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Runbook, World, settings_of
 from tests.pages import ROOT, blocks_of
@@ -283,6 +284,39 @@ def test_rejects(page: Page, start: Start, world: World) -> None:
         world.send(b"sell", key="order-3")
         runbook.until("tail", lambda rows: rows[-1:] and rows[-1]["key"] == "order-3")
         assert runbook.until("rejects --chain 1 --since 10m", lambda rows: not rows) == []
+
+
+def test_unreadable_record(
+    page: Page, call: Call, start: Start, world: World, kafka_server: KafkaServer
+) -> None:
+    world.create()
+    world.make_orders()
+    for number in range(5):
+        world.send(b"order", key=f"order-{number}")
+    damage_batch(kafka_server, world.orders, 2)
+    source = f"topic:{world.orders}:0"
+    samples = {"topic:orders:0": source, "17": 2, "orders": world.orders}
+    with page("unreadable-record", samples) as runbook:
+        words = runbook.words("sequence --chain 1 --intake-topic")
+        done = call(*words, settings=world.settings)
+        where = f"record of topic {world.orders}, partition 0, offset 2 was 'damaged since it was s"
+        assert (done.code, where in done.err, world.head()) == (2, True, 2), done
+        assert world.sql("SELECT position FROM chain_intake") == [(2,)], "all before it is taken"
+
+        refused = call(*runbook.words("pass-over", dry_run=True)[:2], 1, "--chain", 1, "--reason",
+                       "x", settings=world.settings)  # fmt: skip
+        assert (refused.code, "position was 1, expected" in refused.err) == (2, True), refused
+        assert f"{source} would go on at 3" in runbook.run("pass-over", dry_run=True).err
+        assert runbook.json("pass-over")["next_position"] == 3
+        runbook.run("pass-over", code=2)  # the next one can be read
+        start(*words, settings=world.settings)
+        runbook.until("status", lambda chain: chain["intakes"][0]["position"] == 5)
+        keys = [key for (key,) in world.sql("SELECT key FROM chain_event ORDER BY id")]
+        assert keys == ["order-0", "order-1", "order-3", "order-4"]
+        (reject,) = runbook.json("rejects")
+        assert (reject["position"], "its checksum is wrong" in reject["reason"]) == (2, True)
+        (act,) = runbook.json("acts")
+        assert (act["act"], act["detail"]) == ("pass-over", f"{source} from 2 to 3")
 
 
 def test_halted_receiver(page: Page, world: World) -> None:

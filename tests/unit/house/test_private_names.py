@@ -16,6 +16,8 @@ import aiokafka.conn
 import asyncpg
 import pyspark
 import pytest
+from aiokafka.consumer.fetcher import Fetcher, PartitionRecords
+from aiokafka.record.default_records import _DefaultRecordBatchPy
 from py4j.java_gateway import JavaGateway
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
@@ -33,6 +35,14 @@ PRIVATE: Final[dict[str, tuple[Any, ...]]] = {
     "_client": (aiokafka.AIOKafkaConsumer.__init__, aiokafka.admin.AIOKafkaAdminClient.__init__),
     "_conns": (aiokafka.client.AIOKafkaClient.__init__,),
     "_sync_task": (aiokafka.client.AIOKafkaClient.__init__,),
+    # An answer with a record that cannot be read.
+    "_fetcher": (aiokafka.AIOKafkaConsumer.start,),
+    "_records": (PartitionRecords.__init__,),
+    "_records_iterator": (PartitionRecords.__init__,),
+    "_unpack_records": (PartitionRecords,),
+    "_tp": (PartitionRecords.__init__,),
+    "_buffer": (_DefaultRecordBatchPy.__init__,),
+    "_maybe_uncompress": (_DefaultRecordBatchPy,),
     # Java's own classes behind a session of Spark.
     "_jvm": (SparkSession.__init__,),
     "_jsparkSession": (SparkSession.__init__,),
@@ -55,6 +65,10 @@ UNDOCUMENTED: Final = (
     (asyncpg.protocol.Protocol, "get_settings"),
     (aiokafka.conn.AIOKafkaConnection, "close"),
     (aiokafka.AIOKafkaProducer.__init__, "client"),
+    *(
+        (Fetcher._proc_fetch_request, name)
+        for name in ("MemoryRecords", "PartitionRecords", "FetchResult")
+    ),
 )
 REPLACED: Final = ("_run_once", "_process_events", "_write_to_self")
 """What the loop in virtual time puts in the place of asyncio's own."""

@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import NodeNotReadyError, UnsupportedCodecError
 
+from chain_kernel.clients.kafka import TopicPartition, UnreadableRecord
 from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
 from tests.integration.chainctl.conftest import fill_chain
 from tests.integration.chainctl.sizes import FILLED_ROWS
@@ -158,7 +159,7 @@ def test_sizes_without_a_codec_or_a_broker_shows_the_database_and_says_why(
         without.setattr("chain_kernel.clients.kafka.AIOKafkaConsumer.getmany", unreadable)
         done = call("sizes", settings=module_settings)
     assert (done.code, "chain_page" in done.out) == (0, True), done
-    assert "topics are not measured: compression of records of topic " in done.err
+    assert "topics are not measured: compression of the record of topic " in done.err
     away = module_settings | {"CHAINCTL_KAFKA": "127.0.0.1:1"}
     done = call("sizes", settings=away)
     assert (done.code, "chain_page" in done.out) == (0, True), done
@@ -166,7 +167,8 @@ def test_sizes_without_a_codec_or_a_broker_shows_the_database_and_says_why(
 
 
 async def unreadable(*_: object, **__: object) -> None:
-    raise UnsupportedCodecError("Libraries for zstd compression codec not found")
+    cause = UnsupportedCodecError("Libraries for zstd compression codec not found")
+    raise UnreadableRecord(TopicPartition("orders", 0), 0, 1, cause, is_damaged=False)
 
 
 def test_status_without_a_chain_shows_each_with_its_leader(

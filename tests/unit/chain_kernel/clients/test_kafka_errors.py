@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import zlib
 from gzip import BadGzipFile
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from aiokafka import errors
 from cramjam import DecompressionError
 
-from chain_kernel.clients.kafka import TopicPartition, UnreadableRecords, fetch
+from chain_kernel.clients.kafka import TopicPartition, UnreadableRecord
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import broker_refusal, reading_error
 from chain_kernel.errors import ConnectError, RetryError, TopicError
@@ -25,37 +23,34 @@ def no_codec(name: str = "snappy") -> errors.UnsupportedCodecError:
     return errors.UnsupportedCodecError(f"Libraries for {name} compression codec not found")
 
 
-async def fetching(error: Exception) -> UnreadableRecords:
-    """Return what `fetch` raises of a consumer that raises `error`."""
-
-    async def getmany(*_: Any, **__: Any) -> None:
-        raise error
-
-    consumer = SimpleNamespace(getmany=getmany, assignment=lambda: {ORDERS})
-    with pytest.raises(UnreadableRecords) as found:
-        await fetch(consumer, timeout_ms=0)
-    return found.value
+def unreadable(error: Exception, *, is_damaged: bool = False) -> UnreadableRecord:
+    return UnreadableRecord(ORDERS, 7, 9, error, is_damaged)
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (
-            no_codec("zstd"),
-            "compression of records of topic orders was 'zstd', expected one whose ",
+            unreadable(no_codec("zstd")),
+            "of the record of topic orders, partition 0, offset 7 to 8, was 'zstd', expected one ",
         ),
-        (errors.CorruptRecordException("crc"), "record of topic orders was 'damaged: .*crc'"),
-        (DecompressionError("bad\nblock"), "record of topic orders was 'damaged: bad block'"),
-        (BadGzipFile("not gzip"), "damaged: not gzip"),
-        (EOFError(), "damaged: EOFError"),
-        (zlib.error("invalid"), "damaged: invalid"),
+        (
+            unreadable(errors.CorruptRecordException("crc"), is_damaged=True),
+            "offset 7 to 8 was 'damaged since it was sent: its checksum is wrong', expected one",
+        ),
+        (
+            unreadable(DecompressionError("bad\nblock")),
+            "offset 7 to 8 was 'sent like that: bad block', expected one that can be decoded",
+        ),
+        (unreadable(BadGzipFile("not gzip")), "sent like that: not gzip"),
+        (unreadable(EOFError()), "sent like that: EOFError"),
+        (unreadable(zlib.error("invalid")), "sent like that: invalid"),
     ],
 )
-async def test_damaged_record_is_no_broker_away(error: Exception, said: str) -> None:
-    unreadable = await fetching(error)
+def test_unreadable_record_is_no_broker_away(error: UnreadableRecord, said: str) -> None:
     for refusal in (
-        reading_error(unreadable, KAFKA, "read topic orders"),
-        broker_refusal(unreadable, KAFKA),
+        reading_error(error, KAFKA, "read topic orders"),
+        broker_refusal(error, KAFKA),
     ):
         with pytest.raises(TopicError, match=said):
             raise refusal
@@ -87,7 +82,7 @@ def test_act_that_is_not_allowed_is_refused_at_a_start() -> None:
 
 async def test_part_of_a_service_ends_with_a_record_that_it_cannot_decode() -> None:
     async def work() -> None:
-        raise await fetching(no_codec())
+        raise unreadable(no_codec())
 
     with pytest.raises(TopicError, match=r"'snappy', expected .*pip install cramjam"):
         await endless("confirms", work, KAFKA)

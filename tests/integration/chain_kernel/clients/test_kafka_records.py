@@ -1,4 +1,6 @@
-"""Records that producers or brokers compress: each reader takes them, or names what it lacks."""
+"""Records as producers, brokers and disks leave them: each reader takes what can be read, in order,
+and names what cannot.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from chain_kernel.errors import RetryError, TopicError
 from chain_verifier.config import TopicSource
@@ -21,7 +24,7 @@ from outbox.consumer.record_source import DestinationRecords
 from sequencer import SequencerConfig, TopicIntakeConfig
 from sequencer.intake.reader import TopicReader
 from sequencer.stores.kafka import KafkaFrameSink
-from tests.builders.topics import make_topics
+from tests.builders.topics import damage_batch, make_topics
 from tests.deadlines import deadline
 
 CODECS = ("gzip", "snappy", "lz4", "zstd")
@@ -37,6 +40,18 @@ async def make_topic(kafka: str, compression: str) -> str:
     return name
 
 
+HEADER = "x"
+
+
+class StrangeName(str):
+    """The name of a header as clients in C or Go can send it."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:
+        return b"\xff\xfe"
+
+
 async def publish(kafka: str, topic: str) -> None:
     """Send one record by each codec, as a producer that is set to it; or the broker compresses."""
     by_producer = topic.startswith("compressed-producer")
@@ -46,7 +61,8 @@ async def publish(kafka: str, topic: str) -> None:
         )
         await producer.start()
         try:
-            await producer.send_and_wait(topic, value, partition=0)
+            headers = [(HEADER, b"1")] if value == VALUES[2] else []
+            await producer.send_and_wait(topic, value, partition=0, headers=headers)
         finally:
             await producer.stop()
 
@@ -134,9 +150,98 @@ async def test_reader_without_the_codec_names_it(
     monkeypatch.setattr("aiokafka.codec.has_zstd", lambda: False)
     # Receivers read on from the database, leaders lead without that look.
     expected = RetryError if read in (by_receiver, by_leader) else TopicError
-    with pytest.raises(expected, match=f"topic {topic} was 'zstd', expected .*install cramjam"):
+    named = f"topic {topic}, partition 0, offset 0, was 'zstd', expected .*install cramjam"
+    with pytest.raises(expected, match=named):
         async with deadline():
             await read(kafka, topic, [])
+
+
+@pytest.mark.parametrize("read", READERS)
+async def test_name_of_a_header_need_not_be_text(
+    kafka_server: KafkaServer, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The compiled encoder asks no name for its bytes.
+    for module in ("producer", "message_accumulator"):
+        encoder = f"aiokafka.producer.{module}.DefaultRecordBatchBuilder"
+        monkeypatch.setattr(encoder, _DefaultRecordBatchBuilderPy)
+    monkeypatch.setattr(f"{__name__}.HEADER", StrangeName("x"))
+    kafka = kafka_server.bootstrap
+    for compression in ("producer", "uncompressed", "zstd"):
+        values = Values()
+        async with deadline():
+            await read(kafka, await make_topic(kafka, compression), values)
+        assert values == VALUES, compression
+
+
+@pytest.mark.parametrize("read", [by_intake, by_consumer, by_local_verifier, by_leader])
+async def test_damaged_record_is_named_after_all_that_comes_before_it(
+    kafka_server: KafkaServer, read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka, values = kafka_server.bootstrap, Values()
+    topic = await make_topic(kafka, "producer")
+    await publish(kafka, topic)
+    damage_batch(kafka_server, topic, 2)
+    monkeypatch.setattr(f"{__name__}.publish", already)
+    named = f"record of topic {topic}, partition 0, offset 2 was 'damaged since it was sent: its ch"
+    with pytest.raises(RetryError if read is by_leader else TopicError, match=named):
+        async with deadline():
+            await read(kafka, topic, values)
+    assert values == ([] if read is by_leader else VALUES[:2])
+
+
+async def already(*_: object) -> None:
+    """The records are there."""
+
+
+async def test_damage_in_one_partition_loses_nothing_of_the_others(
+    kafka_server: KafkaServer,
+) -> None:
+    kafka, values = kafka_server.bootstrap, list[bytes | None]()
+    topic = f"damaged-{secrets.token_hex(4)}"
+    await make_topics(kafka, topic, partitions=2)
+    async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+        for number in range(40):
+            await producer.send_and_wait(topic, b"%d" % number, partition=number % 2)
+    damage_batch(kafka_server, topic, 3)
+    reader = TopicReader(TopicIntakeConfig(kafka=kafka, topic=topic))
+    try:
+        async with deadline():
+            await reader.open()
+            await reader.seek({0: 0, 1: 0})
+            with pytest.raises(TopicError, match="partition 0, offset 3 was 'damaged"):
+                await take_from(reader, values)
+    finally:
+        await reader.close()
+    taken = [int(value or b"-1") for value in values]
+    evens = [number for number in taken if number % 2 == 0]
+    assert evens == [0, 2, 4], "what comes before, and nothing after"
+    odds = [number for number in taken if number % 2]
+    assert odds == list(range(1, 2 * len(odds), 2)), "each that was taken, once and in order"
+    assert len(odds) >= 2
+
+
+async def take_from(reader: TopicReader, values: Values) -> None:
+    while True:
+        found = await reader.records(4, 1.0)
+        values += [record.value for records, _ in found.values() for record in records]
+
+
+async def test_receiver_goes_on_after_a_damaged_record(
+    kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka, found = kafka_server.bootstrap, Values()
+    topic = await make_topic(kafka, "producer")
+    await publish(kafka, topic)
+    damage_batch(kafka_server, topic, 2)
+    # It begins at the live end: here the end is that of the time before.
+    ends = AIOKafkaConsumer.beginning_offsets
+    monkeypatch.setattr(AIOKafkaConsumer, "end_offsets", ends)
+    async with KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=topic)) as source, deadline():
+        with pytest.raises(RetryError, match="offset 2 was 'damaged since it was sent: its checks"):
+            await take_all(source, found)
+        assert found == VALUES[:2]
+        found += await source.records(1.0)
+    assert found == [*VALUES[:2], VALUES[3]]
 
 
 async def test_receiver_goes_on_after_a_record_that_it_cannot_decode(
