@@ -41,16 +41,19 @@ def rows_in_group(largest: int) -> int:
 
 
 @contextmanager
-def open_parquet(path: Place) -> Iterator[Any]:
-    """Open a regular file. Raises OSError and ArrowException; InputError for sizes, as its footer
-    names them, that are too large.
+def open_parquet(path: Place, names: Sequence[str] | None = None) -> Iterator[Any]:
+    """Open a regular file, of which only the columns `names` are read; None: all.
+
+    Raises OSError and ArrowException; InputError for sizes, as its footer names them, that are too
+    large.
     """
     open_to_read(path).close()
     with pq.ParquetFile(_input(path), page_checksum_verification=True) as file:
         for group in range(file.num_row_groups):
             found = file.metadata.row_group(group)
             for column in map(found.column, range(found.num_columns)):
-                _check_column(path, group, column)
+                if names is None or column.path_in_schema in names:
+                    _check_column(path, group, column)
         yield file
 
 

@@ -278,7 +278,7 @@ def require_readable(source: JournalSource) -> None:
 
 
 def _refuse_pipe(source: ParquetSource) -> None:
-    path = Path(source.path)  # it may be a URL, or a pattern: then there is no such file
+    path = Path(source.path)  # it may be a URL: then there is no such file
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError("parquet", source.path, "a regular file, or a folder")
 

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own
 
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.text import reason_of
+from chain_verifier.config import literal_path
 from chain_verifier.dataframe.database_rows import ChainHeads, Extent
 from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.options import ChainOptions
@@ -98,7 +99,7 @@ def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource)
     if kind == "database":
         address = chain_address(database)
         return spark.read.jdbc(address.url, name, properties=dict(address.properties))
-    return spark.read.format(kind).load(name)
+    return spark.read.format(kind).load(literal_path(name))
 
 
 def differences(

@@ -60,7 +60,7 @@ class LocalParquetTable:
         try:
             self._files = _files(Path(source.path))
             for found in self._files:
-                with open_parquet(found.path) as file:
+                with open_parquet(found.path, CONTENT) as file:
                     of_folder = {_CHAIN_ID: "int"} if found.is_of_chain else {}
                     require_columns(self.name, _kinds_of(file.schema_arrow) | of_folder)
         except (OSError, pa.ArrowException) as error:
@@ -71,7 +71,7 @@ class LocalParquetTable:
         """Yield the rows, those up to `after_id` too, as the files have them."""
         try:
             for found in self._files:
-                with open_parquet(found.path) as file:
+                with open_parquet(found.path, CONTENT) as file:
                     yield from _pages(found, file)
         except (OSError, pa.ArrowException) as error:
             raise SourceBroken(self.name, reason_of(error)) from error

@@ -130,8 +130,15 @@ def _is_one_object() -> Column:
     return line.endswith("}") & is_single.otherwise(F.lit(True))
 
 
+_CHECKSUMS: Final = "parquet.page.verify-checksum.enabled"
 _OLD_READERS: Final = "spark.sql.sources.useV1SourceList"
 _FROM_FOOTERS: Final = "spark.sql.parquet.aggregatePushdown"
+
+
+_WIDE_SCHEMA: Final = ", ".join(
+    f"{name} {'bigint' if kind == 'int' else kind}" for name, kind in EVENT_TYPES.items()
+)
+"""Our columns, in types that hold what each file may have: another one may have narrower ones."""
 
 
 class _Footers(NamedTuple):
@@ -150,23 +157,46 @@ class ParquetTable:
     def __init__(self, spark: SparkSession, source: ParquetSource) -> None:
         self.name = source.name
         self._spark = spark
-        self._path = source.path
+        self._path = literal_path(source.path)
         try:
-            self._found = spark.read.parquet(source.path)
-        except SPARK_ERRORS as error:
-            raise InputError(
-                "parquet", source.path, f"Parquet that can be read ({spark_reason(error)})"
-            ) from error
-        self._require_one_layout(source.path)
-        require_columns(self.name, dict(self._found.dtypes))
+            self._is_by_chain = self._has_chain_folders()
+            self._found = self._opened()
+            types = self._types()
+        except (*SPARK_ERRORS, OSError) as error:
+            reason = str(error) if isinstance(error, OSError) else spark_reason(error)
+            expected = f"Parquet that can be read ({reason})"
+            raise InputError("parquet", source.path, expected) from error
+        if types is not None:
+            require_columns(self.name, types)
         footers = self._footers()
         self.span = self._span(footers)
         self._may_have_null = footers is None or footers.has_null
 
-    def _require_one_layout(self, path: str) -> None:
-        """Spark leaves out the files beside folders `chain_id=N`, without a word."""
-        if len({f"/{CHAIN_FOLDER}" in file for file in self._found.inputFiles()}) > 1:
-            raise InputError("parquet", path, f"Parquet that can be read ({MIXED_FOLDERS})")
+    def _opened(self, *, by_folders: bool | None = None) -> DataFrame:
+        """Return the frame of our columns alone: others may be of any type, known to Spark or not.
+
+        With folders `name=value`, Spark leaves out the files beside them, without a word.
+        """
+        is_by_folders = self._is_by_chain if by_folders is None else by_folders
+        reader = self._spark.read.schema(_WIDE_SCHEMA).option(_CHECKSUMS, "true")
+        return reader.option("recursiveFileLookup", not is_by_folders).parquet(self._path)
+
+    def _has_chain_folders(self) -> bool:
+        files = self._opened(by_folders=False).inputFiles()
+        if not files:
+            raise OSError("it holds no file whose name begins with neither _ nor .")
+        found = {f"/{CHAIN_FOLDER}" in file for file in files}
+        if len(found) > 1:
+            raise OSError(MIXED_FOLDERS)
+        return True in found
+
+    def _types(self) -> dict[str, str] | None:
+        """Return the types of the columns; None where Spark knows none for one of the others."""
+        try:
+            return dict(self._spark.read.parquet(self._path).dtypes)
+        except SPARK_ERRORS:
+            self._found.head()  # raises unless it is Parquet
+            return None
 
     def _span(self, footers: _Footers | None) -> int:
         if footers is not None:
@@ -185,12 +215,7 @@ class ParquetTable:
         counts = [F.count(name) for name in CONTENT]
         try:
             with _footers_read(self._spark):
-                extremes = (
-                    self._spark.read.schema(self._found.schema)
-                    .parquet(self._path)
-                    .agg(F.min("id"), F.max("id"), F.count("*"), *counts)
-                )
-                row = extremes.head()
+                row = self._opened().agg(F.min("id"), F.max("id"), F.count("*"), *counts).head()
         except SPARK_ERRORS:
             return None
         if row is None or row[0] is None:

@@ -17,11 +17,22 @@ if TYPE_CHECKING:
 
 ARROW_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
+LEAVING_OUT: Final = (
+    "spark.sql.files.ignoreCorruptFiles",
+    "spark.sql.files.ignoreMissingFiles",
+    "spark.sql.files.ignoreInvalidPartitionPaths",
+)
+"""Settings that leave files out of a frame, without a word."""
+
 SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     # Records of a topic that cross to Python at once: each may hold a frame of many rows.
     ARROW_RECORDS: "32",
+    # What was not read is not proven: a file that is broken or gone ends every read.
+    **dict.fromkeys(LEAVING_OUT, "false"),
+    # A folder `chain_id=7` is a number.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "true",
 }
 """What every verification needs, whatever the caller's session has."""
 

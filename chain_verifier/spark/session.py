@@ -103,6 +103,9 @@ _NEEDED: Final = {
     **SETTINGS,
     # The key of a client's certificate and the login's line are options of a topic's reader.
     "spark.redaction.regex": SPARK_REDACTION_REGEX,
+    # As in `SETTINGS`, for tables of Hive.
+    "spark.files.ignoreCorruptFiles": "false",
+    "spark.files.ignoreMissingFiles": "false",
 }
 _COMMON: Final = {
     "spark.ui.enabled": "false",

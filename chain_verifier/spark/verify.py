@@ -116,8 +116,7 @@ def _spark_for(
     folders = {r.findings_folder for r in requests if r.findings_folder is not None}
     if session is not None:
         with own_session(session) as own:
-            ship(own)
-            _require_free(own, folders)
+            _prepare(own, folders)
             yield own, 0.0
         return
     progress("starting Spark")
@@ -126,12 +125,14 @@ def _spark_for(
     master = next((request.master for request in requests), None)
     with open_session(master, is_long_run=_is_long(sources), kafka=kafka) as own:
         start_seconds = time.monotonic() - began
-        ship(own)
-        _require_free(own, folders)
+        _prepare(own, folders)
         yield own, start_seconds
 
 
-def _require_free(spark: SparkSession, folders: Iterable[str]) -> None:
+def _prepare(spark: SparkSession, folders: Iterable[str]) -> None:
+    ship(spark)
+    # A file may have other columns of any name, `ID` beside `id`.
+    spark.conf.set("spark.sql.caseSensitive", "true")
     for folder in folders:
         require_free(spark, folder)
 

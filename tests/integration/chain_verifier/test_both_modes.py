@@ -13,13 +13,22 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from chain_kernel.errors import ChainMissing, ConnectError, InputError, SchemaError, SourceBroken
+from chain_kernel.errors import (
+    ChainMissing,
+    ConnectError,
+    InputError,
+    SchemaError,
+    SettingError,
+    SourceBroken,
+)
 from chain_kernel.sql import AUDITOR, GAP_READER
 from chain_kernel.text import silent
 from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, VerifyRequest
+from chain_verifier.dataframe.frame import verify_frame
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
+from chain_verifier.spark.own_session import LEAVING_OUT, own_session
 from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
@@ -468,3 +477,52 @@ def test_database_that_breaks_off_or_cannot_be_used_is_no_verdict_and_shows_no_p
     asyncio.run(execute(database, "DROP TABLE schema_version"))
     with pytest.raises(SchemaError, match="schema was"):
         verify_by(audit)
+
+
+OTHER_COLUMNS: dict[str, pa.Array] = {
+    "nanoseconds": pa.array([0] * len(ROWS), pa.timestamp("ns")),
+    "half": pa.array([1.5] * len(ROWS)).cast(pa.float16()),
+    "wide": pa.array([1] * len(ROWS)).cast(pa.decimal256(60)),
+    "ID": pa.array(["x"] * len(ROWS)),
+}
+"""Columns that Spark has no type for, or takes for one of ours."""
+
+
+def test_path_is_no_pattern_and_other_columns_are_left_alone(
+    agreed: Callable[..., Report], tmp_path: Path
+) -> None:
+    write_layout("views", tmp_path, ROWS)
+    half, rest = (pq.read_table(tmp_path / f"{number}.parquet") for number in (0, 1))
+    table = pa.concat_tables([half, rest])
+    pq.write_table(table, tmp_path / "day1.parquet")
+    pq.write_table(pa.concat_tables([table[:25], table[26:]]), tmp_path / "day[1].parquet")
+    source = ParquetSource(path=str(tmp_path / "day[1].parquet"))
+    report = agreed(source, head=HEAD)
+    assert report.findings == (Finding(source=source.name, **gap(25)),)
+    for name, column in OTHER_COLUMNS.items():
+        path = tmp_path / f"{name}.parquet"
+        pq.write_table(table.append_column(name, column), path)
+        assert agreed(ParquetSource(path=str(path)), head=HEAD).verdict is Verdict.COMPLETE, name
+    days = tmp_path / "days" / "day=2"
+    days.mkdir(parents=True)
+    pq.write_table(half, days.parent / "0.parquet")
+    narrow = rest.set_column(0, "chain_id", rest["chain_id"].cast(pa.int16()))
+    pq.write_table(narrow, days / "1.parquet")
+    report = agreed(ParquetSource(path=str(days.parent)), head=HEAD)
+    assert report.verdict is Verdict.COMPLETE
+
+
+def test_files_that_a_session_would_leave_out_are_not_proven(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_layout("views", tmp_path, ROWS)
+    rest = tmp_path / "1.parquet"
+    rest.write_bytes(rest.read_bytes()[:-9])
+    asked = VerifyRequest(chain_id=CHAIN_ID, sources=(ParquetSource(path=str(tmp_path)),))
+    with own_session(spark) as callers:
+        for name in LEAVING_OUT:
+            callers.conf.set(name, "true")
+        with pytest.raises(SourceBroken, match="not a Parquet file"):
+            verify(asked, callers)
+        with pytest.raises(SettingError, match="ignoreCorruptFiles"):
+            verify_frame(callers.read.parquet(str(tmp_path)), pid="pid")

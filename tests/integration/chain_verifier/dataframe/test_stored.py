@@ -163,7 +163,7 @@ def test_state_after_the_head_of_a_database_that_lags_is_no_difference(
         for name, at, digest in [*states_of(), ("buy", head + 1, b"x")]
     ]
     stored([])
-    place = str(tmp_path / "states")
+    place = str(tmp_path / "states[1]")
     spark.createDataFrame(lines, "group STRING, id BIGINT, digest BINARY").write.parquet(place)
     assert main([*VERIFY, "--states", f"parquet:{place}"]) == 3
     shown = capsys.readouterr()
