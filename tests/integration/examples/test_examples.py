@@ -15,6 +15,9 @@ import asyncpg
 import pytest
 
 from chainctl.admin import apply_schema, create_chain
+from chainctl.commands.leader import change_leader
+from chainctl.options import ActByHand
+from chainctl.settings import Settings
 from tests.deadlines import deadline
 from tests.integration.chainctl.conftest import must
 from tests.pipes import stdin_of, stdout_of
@@ -176,6 +179,26 @@ async def test_matching_example_beside_the_sequencing_one_follows_it_live(
         matching.kill()
         stdin_of(sequencing).close()
         await asyncio.gather(matching.communicate(), sequencing.wait())
+
+
+@pytest.mark.nightly
+async def test_pipelined_example_answers_and_ends_with_its_lead(
+    examples: Examples, stack_environment: dict[str, str], chain_id: int
+) -> None:
+    process = await examples.start("pipelined_gateway.py", "0")
+    async with deadline():
+        port = int((await stdout_of(process).readline()).split()[1])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(lines(orders(2, "hugo")))
+        answers = [json.loads(await reader.readline()) for _ in range(2)]
+        assert [answer["pid"] for answer in answers] == [0, answers[0]["id"]]
+        owner = Settings(database=stack_environment["CHAINCTL_DATABASE"])
+        act = ActByHand("test", "a drill", is_dry_run=False)
+        await change_leader(owner, chain_id, "step-down", act)
+        _, stderr = await process.communicate()
+    writer.close()
+    assert process.returncode == 3
+    assert "Traceback" not in stderr.decode()
 
 
 @pytest.mark.nightly

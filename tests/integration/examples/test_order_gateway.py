@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import signal
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -18,9 +16,8 @@ from chainctl.settings import Settings
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "order_gateway.py"
 CHAIN = 7
 ORDER = {"key": "anna/1", "symbol": "ALPHA", "side": "B", "qty": 100}
 
@@ -28,15 +25,14 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 
 @pytest.fixture
-def module(orderchain_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+def module(
+    orderchain_environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    load: Callable[[str], Any],
+) -> Any:
     for name, value in orderchain_environment.items():
         monkeypatch.setenv(name, value)
-    spec = importlib.util.spec_from_file_location(EXAMPLE.stem, EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load("order_gateway")
 
 
 @asynccontextmanager
