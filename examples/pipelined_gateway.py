@@ -8,7 +8,7 @@
 answers {"key":"anna#1","id":1,"pid":0} once the order is committed. Answers come in the order of
 the lines. A door of WebSocket or FIX messages needs the same rule: **after one refusal it refuses
 all that follows on that connection**. For anna#7 may find the queue full, and anna#8 room again:
-then anna#8 is the client's highest number, and anna#7 is refused for good, under this key. The
+then anna#8 is the client's highest number, and anna#7 is refused forever, under this key. The
 client connects again, and sends again from the first refused order on.
 """
 
