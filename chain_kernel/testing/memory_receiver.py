@@ -150,7 +150,8 @@ class MemoryReplica:
     """A standby of a database: it shows its primary as it was at the last replay."""
 
     def __init__(self, database: MemoryDatabase, chain_id: int) -> None:
-        self._database = database
+        self.database = database
+        """The primary; may be set to one that was promoted."""
         self._chain_id = chain_id
         self.chain = self._copy()
 
@@ -159,16 +160,9 @@ class MemoryReplica:
         self.chain = self._copy()
 
     def _copy(self) -> CommittedChain:
-        primary = self._database.chains[self._chain_id]
+        primary = self.database.chains[self._chain_id]
         copy = CommittedChain(primary.chain_id, primary.database_id, primary.partition_ids)
-        copy.epoch, copy.nonce, copy.owner = primary.epoch, primary.nonce, primary.owner
-        copy.terms = primary.terms
-        copy.lease_counter, copy.lease_released = primary.lease_counter, primary.lease_released
-        copy.step_down = primary.step_down
-        copy.published_id = primary.published_id
-        copy.batches = list(primary.batches)
-        copy.checkpoints = dict(primary.checkpoints)
-        copy.intake = dict(primary.intake)
+        copy.replay(primary)
         return copy
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from copy import copy
 from enum import Enum
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from msgspec import Struct
@@ -58,6 +59,13 @@ class MemoryCommit(Struct, frozen=True):
         return UnknownOutcome(batch.chain_id, batch.epoch, batch.first_id, batch.last_id)
 
 
+_REPLAYED: Final = (
+    "epoch", "nonce", "terms", "owner", "lease_counter", "lease_released", "step_down", "batches",
+    "published_id", "intake", "rejects", "skips", "key_pages", "clients", "checkpoints",
+    "replicated_id",
+)  # fmt: skip
+
+
 class CommittedChain:
     """One chain as it is stored: what outlives every process."""
 
@@ -85,6 +93,11 @@ class CommittedChain:
         """A synchronous standby has the rows up to here: they may be acknowledged."""
         # Commits whose client is gone, but whose transactions may still land, in this order.
         self.in_flight: list[MemoryCommit] = []
+
+    def replay(self, primary: CommittedChain) -> None:
+        """Have what is stored of `primary` now, as a standby that has replayed its log."""
+        for name in _REPLAYED:
+            setattr(self, name, copy(getattr(primary, name)))
 
     def begin_term(self, nonce: bytes, owner: str = "") -> FrameTerm:
         """Raise the epoch, and return the term that begins."""

@@ -47,6 +47,7 @@ from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
+from tests.doubles.hosts import Host, Hosts
 from tests.doubles.wire import Dial, Wire, WiredServer
 from tests.doubles.wired import WiredChainStore, WiredKeyStore, WiredLease, asking_over
 from tests.stored_pages import LET_TAMPER
@@ -130,14 +131,18 @@ class MemoryPlace:
 class WiredPlace(MemoryPlace):
     """The same at the end of wires."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._hosts = Hosts(Host(self._database, self._server), Random(2))
+
     def store(self, chain_id: int = 1) -> ChainStore:
-        return WiredChainStore(self._database, chain_id, sound_wire(self._server))
+        return WiredChainStore(self._hosts, chain_id, sound_wire(self._server))
 
     def lease(self) -> Lease:
-        return WiredLease(self._database, 1, sound_wire())
+        return WiredLease(self._hosts, 1, sound_wire())
 
     def keys(self) -> KeyStore:
-        return WiredKeyStore(self._database, 1, sound_wire())
+        return WiredKeyStore(self._hosts, 1, sound_wire())
 
     def _ask(self) -> Any:
         return asking_over(sound_wire())

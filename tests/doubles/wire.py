@@ -83,8 +83,30 @@ class WiredServer:
         self.boots = 0
         """Raised by each crash: what was under way to or from an earlier life is lost."""
         self.is_held = False
+        self.is_frozen = False
+        self._frozen: list[Callable[[], None]] = []
         self._lands_first = False
         self._held: list[tuple[Callable[[], None], Callable[[], Coroutine[Any, Any, object]]]] = []
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a connect succeeds."""
+        return not (self.is_away or self.is_silent or self.is_frozen)
+
+    def freeze(self) -> None:
+        """Keep connections and questions, and answer nothing until `thaw`."""
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """Go on with the questions that have come meanwhile, in their order."""
+        self.is_frozen = False
+        frozen, self._frozen = self._frozen, []
+        for arrive in frozen:
+            arrive()
+
+    def keep_frozen(self, arrive: Callable[[], None]) -> None:
+        """Have `arrive` called by `thaw`."""
+        self._frozen.append(arrive)
 
     def crash(self) -> None:
         """Break every connection; the server is away until somebody resets `is_away`."""
@@ -126,6 +148,8 @@ class _Question(NamedTuple, Generic[_T]):
 
     work: Callable[[], Coroutine[Any, Any, _T]]
     answer: asyncio.Future[_T]
+    server: WiredServer
+    """Where it was sent to: the wire may lead to another one by now."""
     boots: int
     """Those of the server when it was sent."""
     needs_row: bool
@@ -159,11 +183,19 @@ class Wire:
             raise WireBroken(self.server.name, may_be_done=False)
 
     def ask(
-        self, work: Callable[[], Coroutine[Any, Any, _T]], *, needs_row: bool = False
+        self,
+        work: Callable[[], Coroutine[Any, Any, _T]],
+        *,
+        needs_row: bool = False,
+        server: WiredServer | None = None,
     ) -> asyncio.Future[_T]:
-        """Send the question, and return where `answered` finds its answer; else as `call`."""
+        """Send the question, and return where `answered` finds its answer; else as `call`.
+
+        `server`: where it goes, if the wire may lead to another one by now.
+        """
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._send(_Question(work, answer, self.server.boots, needs_row))
+        server = server or self.server
+        self._send(_Question(work, answer, server, server.boots, needs_row))
         return answer
 
     async def answered(self, answer: asyncio.Future[_T]) -> _T:
@@ -181,7 +213,7 @@ class Wire:
         if self._happens(self.dial.late):
             given_up = self._give_up_on(question.answer)
             later(self._lateness(given_up), self._arrive, question, context=_NOBODY)
-        elif self.server.is_silent or self._happens(self.dial.question_lost):
+        elif question.server.is_silent or self._happens(self.dial.question_lost):
             self._give_up_on(question.answer)
         else:
             later(self._seconds(), self._arrive, question, context=_NOBODY)
@@ -202,13 +234,17 @@ class Wire:
 
     def _arrive(self, question: _Question[_T]) -> None:
         """At the server: do what is asked, and send the answer."""
-        answer, boots = question.answer, question.boots
-        if self.server.is_away or boots != self.server.boots:
+        answer, server = question.answer, question.server
+        if server.is_away or question.boots != server.boots:
             self._break(answer)
             return
-        if question.needs_row and self.server.is_held:
+        if server.is_frozen:
             self._give_up_on(answer)
-            self.server.keep_waiting(partial(self._arrive_late, question), question.work)
+            server.keep_frozen(partial(self._arrive, question))
+            return
+        if question.needs_row and server.is_held:
+            self._give_up_on(answer)
+            server.keep_waiting(partial(self._arrive_late, question), question.work)
             return
         result: _T | None = None
         error: Exception | None = None
@@ -220,7 +256,7 @@ class Wire:
             self._give_up_on(answer)
             return
         asyncio.get_running_loop().call_later(
-            self._seconds(), self._answer, answer, boots, result, error, context=_NOBODY
+            self._seconds(), self._answer, question, result, error, context=_NOBODY
         )
 
     def _arrive_late(self, question: _Question[_T]) -> None:
@@ -228,10 +264,9 @@ class Wire:
         if not (question.answer.done() and self._random.random() < _ENDED_SHARE):
             self._arrive(question)
 
-    def _answer(
-        self, answer: asyncio.Future[Any], boots: int, result: object, error: Exception | None
-    ) -> None:
-        if boots != self.server.boots:
+    def _answer(self, question: _Question[Any], result: object, error: Exception | None) -> None:
+        answer = question.answer
+        if question.boots != question.server.boots:
             self._break(answer)
         elif answer.done():
             return

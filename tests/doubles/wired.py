@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from chain_kernel.testing.memory_log import MemoryLog
     from chain_kernel.testing.memory_receiver import Ask
     from chain_kernel.testing.memory_store import MemoryDatabase
+    from tests.doubles.hosts import Hosts
     from tests.doubles.memory_topic import MemoryTopic
-    from tests.doubles.wire import Wire
+    from tests.doubles.wire import Wire, WiredServer
 
 
 class WiredFrameSink:
@@ -81,17 +82,15 @@ class WiredChainStore:
 
     A connection is lost with the first lost answer, and whenever the server crashes. What was asked
     over it may still land, until a higher epoch prevents it. `commit_wire`, to the same server, may
-    be worse for commits than the wire of other questions.
+    be worse for commits than the wire of other questions. Wires lead to the server of `hosts` that
+    the connection has found: never to one that another has replaced.
     """
 
     def __init__(
-        self,
-        database: MemoryDatabase,
-        chain_id: int,
-        wire: Wire,
-        commit_wire: Wire | None = None,
+        self, hosts: Hosts, chain_id: int, wire: Wire, commit_wire: Wire | None = None
     ) -> None:
-        self._database = database
+        self._hosts = hosts
+        self._timeline = 0
         self._chain_id = chain_id
         self._wire = wire
         self.commit_wire = commit_wire or wire
@@ -191,11 +190,19 @@ class WiredChainStore:
         return is_same and self._boots == self._wire.server.boots
 
     def connected(self) -> MemoryChainStore:
-        """Return the connection; a new one, without a term, where the last one was lost."""
-        boots = self._wire.server.boots
-        if self._connection is None or self._boots != boots:
-            self._connection = MemoryChainStore(self._database, self._chain_id, self._drawn)
-            self._boots = boots
+        """Return the connection; a new one, without a term, where the last one was lost.
+
+        Raises RetryError where an old primary answers.
+        """
+        if self._connection is None or self._boots != self._wire.server.boots:
+            database, server = self._hosts.find_newest()
+            timeline = database.server.timeline
+            if timeline < self._timeline:
+                self._connection = None
+                raise RetryError(f"timeline {timeline}, which timeline {self._timeline} replaced")
+            self._wire.server = self.commit_wire.server = server
+            self._timeline, self._boots = timeline, server.boots
+            self._connection = MemoryChainStore(database, self._chain_id, self._drawn)
         return self._connection
 
     async def _ask(
@@ -247,6 +254,7 @@ class _WiredCommit:
         self._has_arrived = False
         self._follower: _WiredCommit | None = None
         self._connection: MemoryChainStore | None = None
+        self._server = store.commit_wire.server
 
     async def set_out(self) -> None:
         """Go to the server, for an answer of its own. Raises RetryError without a server."""
@@ -256,7 +264,8 @@ class _WiredCommit:
         except WireBroken as error:
             self._store.lose_connection()
             raise RetryError(f"commit: {error}") from error
-        self._send(self._store.connected())
+        connection = self._store.connected()
+        self._send(connection, wire.server)
 
     def follow(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
@@ -283,13 +292,14 @@ class _WiredCommit:
 
     def _send_follower(self) -> None:
         if self._follower is not None and self._connection is not None:
-            self._follower._send(self._connection)
+            self._follower._send(self._connection, self._server)
 
-    def _send(self, connection: MemoryChainStore) -> None:
-        self._connection = connection
+    def _send(self, connection: MemoryChainStore, server: WiredServer) -> None:
+        self._connection, self._server = connection, server
         wire = self._store.commit_wire
         question = partial(self._arrive, connection)
-        wire.ask(question, needs_row=True).add_done_callback(self._take_answer)
+        asked = wire.ask(question, needs_row=True, server=server)
+        asked.add_done_callback(self._take_answer)
 
     async def _arrive(self, connection: MemoryChainStore) -> None:
         """Be done at the server."""
@@ -331,72 +341,97 @@ def asking_over(wire: Wire) -> Ask:
     return ask
 
 
-class _Wired:
-    """A port whose every call is one question."""
+class _Side:
+    """A port of a leader whose every call is one question, asked on the server of its term.
 
-    def __init__(self, wire: Wire) -> None:
-        self._ask = asking_over(wire)
+    The session is opened anew after a failure, and for another term's server.
+    """
+
+    def __init__(self, hosts: Hosts, chain_id: int, wire: Wire) -> None:
+        self._hosts = hosts
+        self._chain_id = chain_id
+        self._wire = wire
+        self._database: MemoryDatabase | None = None
+        self._boots = 0
 
     async def close(self) -> None:
         """Nothing is held."""
 
+    async def _ask(
+        self, term: Term, work: Callable[[MemoryDatabase], Coroutine[Any, Any, _T]]
+    ) -> _T:
+        database = self._connected(term)
+        try:
+            return await asking_over(self._wire)(lambda: work(database))
+        except RetryError:
+            self._database = None
+            raise
 
-class WiredLease(_Wired):
+    def _connected(self, term: Term) -> MemoryDatabase:
+        """Return the server of the session, which is opened anew if it is not that of `term`."""
+        found = self._database
+        if found is None or found.server != term.server or self._boots != self._wire.server.boots:
+            found, self._wire.server = self._hosts.find(term.server)
+            self._database, self._boots = found, self._wire.server.boots
+        return found
+
+
+class WiredLease(_Side):
     """Implements `chain_kernel.ports.Lease` at the end of a wire."""
-
-    def __init__(self, database: MemoryDatabase, chain_id: int, wire: Wire) -> None:
-        super().__init__(wire)
-        self._lease = MemoryLease(database, chain_id)
 
     async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
-        return await self._ask(lambda: self._lease.renew(term, published_id))
+        return await self._ask(term, lambda at: self._at(at).renew(term, published_id))
 
     async def release(self, term: Term, published_id: int) -> None:
         """Hand over; see `chain_kernel.ports.Lease.release`."""
-        await self._ask(lambda: self._lease.release(term, published_id))
+        await self._ask(term, lambda at: self._at(at).release(term, published_id))
+
+    def _at(self, database: MemoryDatabase) -> MemoryLease:
+        return MemoryLease(database, self._chain_id)
 
 
-class WiredKeyStore(_Wired):
+class WiredKeyStore(_Side):
     """Implements `chain_kernel.ports.KeyStore` at the end of a wire."""
-
-    def __init__(self, database: MemoryDatabase, chain_id: int, wire: Wire) -> None:
-        super().__init__(wire)
-        self._keys = MemoryKeyStore(database, chain_id)
 
     async def rows(self, term: Term, ids: Sequence[int]) -> list[Event]:
         """Return rows by id; see `chain_kernel.ports.KeyStore.rows`."""
-        return await self._ask(lambda: self._keys.rows(term, ids))
+        return await self._ask(term, lambda at: self._at(at).rows(term, ids))
 
     async def outline(self, term: Term) -> list[tuple[int, int, int]]:
         """Return which pages there are; see `chain_kernel.ports.KeyStore.outline`."""
-        return await self._ask(lambda: self._keys.outline(term))
+        return await self._ask(term, lambda at: self._at(at).outline(term))
 
     async def page(self, term: Term, after_id: int) -> KeyPage:
         """Return one page; see `chain_kernel.ports.KeyStore.page`."""
-        return await self._ask(lambda: self._keys.page(term, after_id))
+        return await self._ask(term, lambda at: self._at(at).page(term, after_id))
 
     async def clients(self, term: Term) -> list[ClientNumber]:
         """Return all clients; see `chain_kernel.ports.KeyStore.clients`."""
-        return await self._ask(lambda: self._keys.clients(term))
+        return await self._ask(term, lambda at: self._at(at).clients(term))
 
     async def keys(
         self, term: Term, after_id: int, until_id: int, at_most: int
     ) -> list[tuple[int, str]]:
         """Return the next keys; see `chain_kernel.ports.KeyStore.keys`."""
-        return await self._ask(lambda: self._keys.keys(term, after_id, until_id, at_most))
+        return await self._ask(
+            term, lambda at: self._at(at).keys(term, after_id, until_id, at_most)
+        )
 
     async def archived_until(self, term: Term) -> int:
         """Return the archive's end; see `chain_kernel.ports.KeyStore.archived_until`."""
-        return await self._ask(lambda: self._keys.archived_until(term))
+        return await self._ask(term, lambda at: self._at(at).archived_until(term))
 
     async def save(self, term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
         """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
-        await self._ask(lambda: self._keys.save(term, page, clients))
+        await self._ask(term, lambda at: self._at(at).save(term, page, clients))
 
     async def forget(self, term: Term, until_id: int) -> None:
         """Drop old pages; see `chain_kernel.ports.KeyStore.forget`."""
-        await self._ask(lambda: self._keys.forget(term, until_id))
+        await self._ask(term, lambda at: self._at(at).forget(term, until_id))
+
+    def _at(self, database: MemoryDatabase) -> MemoryKeyStore:
+        return MemoryKeyStore(database, self._chain_id)
 
 
 class WiredRecordSource:

@@ -16,7 +16,7 @@ from chain_kernel.testing.memory_log import MemoryLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .hosts import Host, Leader
+    from .hosts import Leader, Program
     from .world import World
 
 YEARS_NS = 10 * 365 * 24 * 3600 * 10**9
@@ -31,7 +31,7 @@ def later(world: World, seconds_max: float, work: Callable[[], None]) -> None:
     world.loop.call_later(world.random.uniform(0.0, seconds_max), work)
 
 
-def any_host(world: World) -> Host:
+def any_host(world: World) -> Program:
     return world.random.choice([*world.sequencers, *world.sequencers, *world.receivers])
 
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from chain_kernel.model import Event
     from chain_kernel.testing.memory_receiver import SeenChain
-    from tests.doubles.wire import Wire
+    from tests.doubles.wire import Wire, WiredServer
+
+LIFE_SECONDS = 1.0
+"""After so long a session is opened anew: its server may have been replaced, and answer still."""
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
 
@@ -26,10 +29,22 @@ _BATCH_COLUMNS = ("last_ids", "seals", "epochs", "first_ids", "row_counts", "com
 
 
 class MemoryReadConnection:
-    """Stands in for the reader's `clients.session.Session`: one statement at a time."""
+    """Stands in for the reader's `clients.session.Session`: one statement at a time.
 
-    def __init__(self, see: Callable[[], SeenChain], *, is_standby: bool, wire: Wire) -> None:
-        self._see = see
+    `connect` returns the server that a new session comes to, and how the chain is seen there.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], tuple[WiredServer, Callable[[], SeenChain]]],
+        *,
+        is_standby: bool,
+        wire: Wire,
+    ) -> None:
+        self._connect = connect
+        self._see: Callable[[], SeenChain] | None = None
+        self._boots = 0
+        self._ends = 0.0
         self._is_standby = is_standby
         self._wire = wire
         self._turn = asyncio.Lock()
@@ -38,14 +53,21 @@ class MemoryReadConnection:
         # A statement that is not known here fails: then the simulation has to learn it.
         answer = getattr(self, f"_{_NAMES[statement]}")
 
-        async def work() -> Sequence[Any]:
-            found: Sequence[Any] = answer(self._see(), *values[1:])
-            return found
-
         async with self._turn:
+            wire, see = self._wire, self._see
+            now = asyncio.get_running_loop().time()
+            if see is None or self._boots != wire.server.boots or now > self._ends:
+                wire.server, see = self._connect()
+                self._see, self._boots, self._ends = see, wire.server.boots, now + LIFE_SECONDS
+
+            async def work() -> Sequence[Any]:
+                found: Sequence[Any] = answer(see(), *values[1:])
+                return found
+
             try:
-                return await self._wire.call(work)
+                return await wire.call(work)
             except WireBroken as error:
+                self._see = None
                 raise RetryError(f"the read failed: {error}") from error
 
     async def close(self) -> None:

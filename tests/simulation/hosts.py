@@ -61,7 +61,7 @@ class DriftingClock:
         return self._loop.wall_ns() + self.offset_ns
 
 
-class Host(ABC):
+class Program(ABC):
     """A program and what starts it again, always as a new process."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -130,7 +130,7 @@ class Start:
     took_over_at: float | None = None
 
 
-class SequencerHost(Host):
+class SequencerHost(Program):
     """A sequencer that is started again whatever ended it."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -224,7 +224,6 @@ class SequencerHost(Host):
 
     def _open(self, name: str) -> Sequencer:
         world, plan = self.world, self.world.plan
-        database = world.database
         config = sequencer_config(plan, name)
         store_wire, lease_wire, key_wire = (world.database_wire() for _ in range(3))
         return Sequencer(
@@ -233,9 +232,9 @@ class SequencerHost(Host):
                 queue_bytes_max=plan.queue_bytes_max,
                 publish_queue_bytes_max=plan.publish_queue_bytes_max,
             ),
-            store=WiredChainStore(database, CHAIN_ID, store_wire, world.commit_wire()),
-            keys=WiredKeyStore(database, CHAIN_ID, key_wire),
-            lease=WiredLease(database, CHAIN_ID, lease_wire),
+            store=WiredChainStore(world.hosts, CHAIN_ID, store_wire, world.commit_wire()),
+            keys=WiredKeyStore(world.hosts, CHAIN_ID, key_wire),
+            lease=WiredLease(world.hosts, CHAIN_ID, lease_wire),
             sink=WiredFrameSink(world.log, world.broker_wire()),
             clock=self.clock,
             random=self._random(),

@@ -31,6 +31,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Shares of commits, of other questions, and of records that something happens to."""
     pairs: tuple[str, ...]
     """Two faults each, the second in the recovery from the first; one pair after the other."""
+    old_primary: str
+    """What becomes of a primary whose standby is promoted: it thaws, restarts or never answers."""
     broker_in_the_end: str
     """There, away forever, or there without the topic, which is never made again."""
     starts_need_broker: bool
@@ -98,6 +100,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             broker_loss=random.choice((0.0, 0.1, 0.4)),
             link_loss=random.choice((0.0, 0.1, 0.5)),
             pairs=tuple(random.sample(list(PAIRS), random.choice((0, 1, 1, 2)))),
+            old_primary=random.choice((*["never replaced"] * 3, "thawed", "restarted", "gone")),
             broker_in_the_end=broker_in_the_end,
             starts_need_broker=random.random() < 0.6,
             receivers_need_broker=broker_in_the_end == "there" and random.random() < 0.6,

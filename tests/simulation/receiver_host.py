@@ -24,12 +24,16 @@ from tests.doubles.wire import WireBroken
 from tests.doubles.wired import asking_over
 
 from .gap_connection import MemoryReadConnection
-from .hosts import Host
+from .hosts import Program
 from .plan import CHAIN_ID
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chain_kernel.model import Event, Run
     from chain_kernel.ports import GapSource
+    from chain_kernel.testing.memory_store import CommittedChain
+    from tests.doubles.wire import WiredServer
 
     from .plan import Plan
     from .world import World
@@ -44,7 +48,7 @@ PATIENCE_GROWTH = 1.5
 IDLE_PATIENCE_SECONDS = 0.1
 
 
-class ReceiverHost(Host):
+class ReceiverHost(Program):
     """A matching service whose effects are in the database, in one transaction with its place.
 
     Or, with the checkpoint apart, in a journal of its own, which is written first.
@@ -181,11 +185,18 @@ class ReceiverHost(Host):
         )
         reader = GapReader(config)
         reader._connection = MemoryReadConnection(  # type: ignore[assignment]
-            (lambda: world.replica.chain) if is_standby else (lambda: world.chain),
+            self._connect_to_standby if is_standby else self._connect_to_primary,
             is_standby=is_standby,
             wire=world.standby_wire() if is_standby else world.database_wire(),
         )
         return reader
+
+    def _connect_to_standby(self) -> tuple[WiredServer, Callable[[], CommittedChain]]:
+        return self.world.standby_server, lambda: self.world.replica.chain
+
+    def _connect_to_primary(self) -> tuple[WiredServer, Callable[[], CommittedChain]]:
+        database, server = self.world.hosts.newest
+        return server, lambda: database.chains[CHAIN_ID]
 
 
 def receiver_config(plan: Plan, name: str) -> ReceiverConfig:

@@ -10,6 +10,7 @@ import pytest
 from chain_kernel.errors import RetryError
 from chain_kernel.testing.memory_chain import LinkDial, LossyLink
 from chain_kernel.testing.memory_store import MemoryDatabase
+from tests.doubles.hosts import Host, Hosts
 from tests.doubles.memory_topic import MemoryTopic
 from tests.doubles.wire import Dial, Wire, WireBroken, WiredServer
 from tests.doubles.wired import WiredChainStore, WiredRecordSource
@@ -74,7 +75,8 @@ async def test_connection_that_was_given_up_brings_no_answer() -> None:
     """It is as with a closed one: the next term may have begun, and its fence refuses this."""
     database = MemoryDatabase()
     database.create(1)
-    store = WiredChainStore(database, 1, wire_with())
+    wire = wire_with()
+    store = WiredChainStore(Hosts(Host(database, wire.server), Random(4)), 1, wire)
     term = await store.take_over("a", await store.look())
     skip = asyncio.create_task(store.skip_published(0, 0))
     await asyncio.sleep(0)

@@ -18,12 +18,14 @@ from chain_kernel.testing.memory_chain import LinkDial
 from chain_kernel.testing.memory_receiver import MemoryReplica
 from chain_kernel.testing.memory_store import MemoryDatabase
 from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
+from tests.doubles.hosts import Host, Hosts
 from tests.doubles.wire import Dial, Wire, WiredServer
 
 from .checker import CheckedChain, CheckedLog, Checker, Violation
 from .client import Client
+from .fail_over import lose_standby
 from .faults import befall, later
-from .hosts import Host, Leader, SequencerHost
+from .hosts import Leader, Program, SequencerHost
 from .mad_frames import mad_frames
 from .memory import MemoryWatch, small_bounds
 from .orders_topic import OrdersTopic
@@ -59,7 +61,13 @@ STOPPED_SECONDS = 6.0
 and of a sequencer, and the questions that are under way."""
 
 REPLAY_SECONDS_MAX = 1.0
+PROMOTED_SEEDS = 2**64
+"""Added for each server: no two of them draw a nonce twice."""
 SHOWN_LINES = 60
+
+
+def ignore(*_: object) -> None:
+    """Look at nothing."""
 
 
 class World:
@@ -89,18 +97,42 @@ class World:
     def _make_database(self) -> None:
         plan = self.plan
         self.database = MemoryDatabase(plan.seed)
-        self.chain = CheckedChain(CHAIN_ID, self.database.database_id, plan.partition_ids)
-        self.database.chains[CHAIN_ID] = self.chain
         self.checker = Checker(CHAIN_ID, self.database.database_id)
-        self.chain.watch = self.checker.on_commit
         self.orders = OrdersTopic(plan, self.random, self.checker)
-        self.chain.watch_intake = self.orders.check
-        self.chain.watch_term = self._on_term
+        self.chain = self._make_chain()
         self.replica = MemoryReplica(self.database, CHAIN_ID)
         self.database_server = WiredServer("database")
+        self.hosts = Hosts(Host(self.database, self.database_server), self.random)
         self.standby_server = WiredServer("standby")
         self.database_dial = self._dial(plan.database_loss)
         self.commit_dial = self._dial(plan.commit_loss)
+
+    def _make_chain(self) -> CheckedChain:
+        """Return the chain of the primary, every commit of which is looked at."""
+        chain = CheckedChain(CHAIN_ID, self.database.database_id, self.plan.partition_ids)
+        chain.watch = self.checker.on_commit
+        chain.watch_intake = self.orders.check
+        chain.watch_term = self._on_term
+        self.database.chains[CHAIN_ID] = chain
+        return chain
+
+    def promote(self) -> None:
+        """Have the synchronous standby be the primary, with all that was ever acknowledged.
+
+        What comes to the old one from now on is of no chain, and is acknowledged to nobody.
+        """
+        old, server = self.chain, self.database.server
+        old.watch = old.watch_intake = old.watch_term = ignore
+        self.database = MemoryDatabase(self.plan.seed + server.timeline * PROMOTED_SEEDS)
+        self.database.database_id = old.database_id
+        self.database.server = msgspec.structs.replace(server, timeline=server.timeline + 1)
+        self.chain = self._make_chain()
+        self.chain.replay(old)
+        self.chain.replicated_id = self.chain.last_id
+        self.chain.checkpoints = old.checkpoints  # a receiver of an old connection has none else
+        self.replica.database = self.database
+        self.database_server = WiredServer(f"promoted {server.timeline}")
+        self.hosts.add(Host(self.database, self.database_server))
 
     def _dial(self, loss: float) -> Dial:
         """Draw what most of a loss is: another thing in each world."""
@@ -129,6 +161,11 @@ class World:
 
     def broker_wire(self) -> Wire:
         return Wire(self.broker_server, self.broker_dial, self.random)
+
+    @property
+    def oldest_epoch(self) -> int:
+        """That of the first primary, which may have been replaced before it heard of a leader."""
+        return self.hosts.first.database.chains[CHAIN_ID].epoch
 
     @property
     def is_database_well(self) -> bool:
@@ -167,9 +204,10 @@ class World:
     def on_topic_error(self, name: str, error: TopicError, *, was_led: bool) -> None:
         """A chain that was led goes on without its topic, and so do its receivers.
 
-        The first term may begin between the look of a start and its question to the broker.
+        The first term may begin between the look of a start and its question to the broker, and a
+        start may look at an old primary that knows of none.
         """
-        if was_led or self.chain.epoch > 1:
+        if self.oldest_epoch > 0 and (was_led or self.chain.epoch > 1):
             self.fail(f"L2 {name} ended for its topic: {error!r}")
 
     def on_rows_missing(self, name: str, error: GapError) -> None:
@@ -191,7 +229,7 @@ class World:
 
     async def live(self) -> None:
         """Faults, healing, the end; every step under the eyes of the checker."""
-        hosts: list[Host] = [*self.sequencers, *self.receivers]
+        hosts: list[Program] = [*self.sequencers, *self.receivers]
         for host in hosts:
             host.start()
         calling = [asyncio.ensure_future(self.guarded(c.live)) for c in self.clients]
@@ -217,7 +255,7 @@ class World:
         replaying.cancel()
         self.steps = self.loop.steps
 
-    async def _stop(self, hosts: list[Host]) -> None:
+    async def _stop(self, hosts: list[Program]) -> None:
         """L4: whatever is away, what is asked to stop does."""
         down = self.plan.down_at_stop
         self.note("asked to stop, away:", down)
@@ -267,6 +305,8 @@ class World:
         pairs_seconds = self.plan.fault_seconds * PAIRS_BEGIN_SHARE
         for name in self.plan.pairs:
             later(self, pairs_seconds, partial(begin_pair, self, name))
+        if self.plan.old_primary != "never replaced":
+            later(self, pairs_seconds, partial(lose_standby, self))
         rate = self.plan.faults_per_second
         while True:
             pause = self.random.expovariate(rate) if rate else self.plan.fault_seconds

@@ -18,6 +18,7 @@ from matcher_receiver.decisions import Fill
 from matcher_receiver.reading import HeadWatch, OpenFill
 from matcher_receiver.stats import GapLedger
 from sequencer.publisher import Publisher
+from tests.doubles.hosts import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -163,4 +164,11 @@ def head_moved_before_a_wait() -> Iterator[None]:
 def frame_believed_about_its_seal() -> Iterator[None]:
     """A run ends with the seal that a frame has shown, and that is what is stored."""
     with patch.object(ReceiveCore, "_proven_at", lambda self, row_id: self.head):
+        yield
+
+
+@contextmanager
+def rows_of_any_primary() -> Iterator[None]:
+    """Rows are read from what says that it is the primary."""
+    with patch.object(Hosts, "newest", property(Hosts.find)):
         yield

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from chain_kernel.errors import ConnectError, RetryError, TopicError
-from chain_kernel.testing.memory_store import CommittedChain, MemoryChainStore
+from chain_kernel.testing.memory_store import CommittedChain, MemoryChainStore, MemoryDatabase
 from sequencer.assembly import Assembler
 from sequencer.committer import Committer
 from sequencer.intake.topic import TopicIntake
@@ -17,7 +17,7 @@ from sequencer.keys.memory import ClientNumbers, KeyMemory, KeyTable
 from sequencer.leadership import Leadership, LeaseWatch
 from sequencer.publisher import Publisher
 from sequencer.service import Sequencer
-from tests.doubles.wired import WiredChainStore
+from tests.doubles.wired import WiredChainStore, WiredKeyStore, WiredLease
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -303,4 +303,50 @@ def full_queue_waits_without_end() -> Iterator[None]:
 def dead_leader_waited_for() -> Iterator[None]:
     """Only a leader that hands over is ever followed."""
     with patch.object(LeaseWatch, "may_take_over", lambda self, sight, now_ns: sight.released):
+        yield
+
+
+class Unproven(MemoryDatabase):
+    """A server that is not asked which one it is."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self.chains = database.chains
+
+    def of_term(self, term: Term) -> CommittedChain:
+        return self.chains[term.chain_id]
+
+
+@contextmanager
+def _of_any_primary(side: type[WiredKeyStore | WiredLease]) -> Iterator[None]:
+    """Sessions of one kind stay where they come to, and prove nothing."""
+    make = side._at
+
+    def connected(self: WiredKeyStore | WiredLease, _: Term) -> MemoryDatabase:
+        if self._database is None or self._boots != self._wire.server.boots:
+            self._database, self._wire.server = self._hosts.find()
+            self._boots = self._wire.server.boots
+        return self._database
+
+    with (
+        patch.object(side, "_connected", connected),
+        patch.object(side, "_at", lambda self, database: make(self, Unproven(database))),
+    ):
+        yield
+
+
+@contextmanager
+def keys_of_any_primary() -> Iterator[None]:
+    """Keys are read from what says that it is the primary, wherever they end."""
+
+    async def believe(self: KeyKeeper, term: Term, reached: int) -> None:
+        pass
+
+    with _of_any_primary(WiredKeyStore), patch.object(KeyKeeper, "_require_archived", believe):
+        yield
+
+
+@contextmanager
+def lease_of_any_primary() -> Iterator[None]:
+    """A leader beats where it comes to."""
+    with _of_any_primary(WiredLease):
         yield

@@ -65,7 +65,9 @@ class Server7:
         self.until_id = self.chain.batches[2].last_id
         self.missing = [row_id for row_id in self.chain.ids if row_id > self.after.id]
         wire = Wire(WiredServer("database"), Dial(), Random(1))
-        self.connection = Connection(lambda: self.chain, is_standby=is_standby, wire=wire)
+        self.connection = Connection(
+            lambda: (wire.server, lambda: self.chain), is_standby=is_standby, wire=wire
+        )
 
     def fill(self) -> tuple[list[int], Exception | None]:
         """Return what was handed on, and what ended it."""
