@@ -169,7 +169,8 @@ class KeyStore(Closable, Protocol):
     async def save(self, term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
         """Store a page, and the clients that rose in it, in one transaction.
 
-        Nothing is stored where another leader has raised the epoch.
+        Raises RetryError where the epoch was raised, if only by another take-over of our own: then
+        nothing is stored, and the next page must not follow.
         """
         ...
 

@@ -556,7 +556,7 @@ class MemoryKeyStore:
         """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
         chain = self._database.of_term(term)
         if (chain.epoch, chain.nonce) != (term.epoch, term.nonce):
-            return
+            raise RetryError(f"chain {self._chain_id}: epoch {term.epoch} has ended")
         chain.key_pages[page.after_id] = page
         for known in clients:
             stored = chain.clients.get(known.client)

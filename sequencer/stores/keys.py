@@ -63,11 +63,13 @@ class PostgresKeyStore:
         """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
         held = (term.epoch, term.nonce)
         columns = zip(*map(astuple, clients), strict=True) if clients else ((),) * 5
-        await self._sessions.write(
+        pages, _ = await self._sessions.write(
             term,
             (_SQL["save_key_page"], (*held, page.after_id, page.until_id, page.spans, page.hashes)),
             (_SQL["save_clients"], (*held, *map(list, columns))),
         )
+        if not pages:
+            raise RetryError(f"chain {term.chain_id}: epoch {term.epoch} has ended")
 
     async def forget(self, term: Term, until_id: int) -> None:
         """Drop old pages; see `chain_kernel.ports.KeyStore.forget`."""

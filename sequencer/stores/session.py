@@ -157,18 +157,22 @@ class SideSessions(ClosedAtExit):
 
         return await self._of(term).run(term, work)
 
-    async def write(self, term: Term, *statements: tuple[str, Sequence[object]]) -> None:
-        """Run statements in one transaction, each with the chain of `term` and its own values.
+    async def write(self, term: Term, *statements: tuple[str, Sequence[object]]) -> list[int]:
+        """Run statements in one transaction, each with the chain of `term` and its own values, and
+        return how many rows each wrote.
 
         Raises as `fetch`.
         """
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: Connection) -> list[int]:
             async with connection.transaction():
-                for statement, values in statements:
+                ends = [
                     await connection.execute(statement, term.chain_id, *values)
+                    for statement, values in statements
+                ]
+            return [int(end.rpartition(" ")[2]) for end in ends]
 
-        await self._of(term).run(term, work)
+        return await self._of(term).run(term, work)
 
     async def close(self) -> None:
         """Close them; never raises, never waits beyond their deadline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from sequencer.keys import keeper
 from sequencer.keys import memory as key_index
 from sequencer.order import Order
 from tests.commits import commit
+from tests.deadlines import deadline
 
 from .conftest import OpenKeys, OpenLease, OpenStore
 from .test_chain_store import WALL_NS, next_batch, take_over
@@ -126,12 +128,35 @@ async def test_pages_of_a_leader_that_was_replaced_are_not_stored(
     replaced, keys = await take_over(open_store(), "me"), open_keys()
     await keys.save(replaced, PAGE, [])
     term = await take_over(open_store(), "another")
-    await keys.save(
-        replaced, replace(PAGE, after_id=3, until_id=6), [ClientNumber("a", 1, 1, 0, 0)]
-    )
+    later = replace(PAGE, after_id=3, until_id=6)
+    with pytest.raises(RetryError, match="epoch 1 has ended"):
+        await keys.save(replaced, later, [ClientNumber("a", 1, 1, 0, 0)])
     await keys.forget(replaced, 3)
     assert await keys.outline(term) == [(0, 3, 3)]
     assert await keys.clients(term) == []
+
+
+async def test_page_that_falls_into_a_take_over_of_our_own_is_stored_under_the_next_term(
+    open_store: OpenStore, open_keys: OpenKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the first one the next leader would begin with the second, and miss its keys."""
+    for module in (key_index, keeper):
+        monkeypatch.setattr(module, "PIECE_ROWS", 8)
+    store, keys = open_store(), open_keys()
+    term = await take_over(store, "me")
+    batch = next_batch(term, count=16)
+    await commit(store, batch)
+    again = await take_over(open_store(), "me")
+    keeping = keeper.KeyKeeper(keys, 1_000)
+    await keeping.load(replace(term, last_id=batch.last_id))
+    keeping.lead(again)
+    saving = asyncio.create_task(keeping.run())
+    async with deadline():
+        while len(await keys.outline(again)) < 2:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0)
+    saving.cancel()
+    ids = batch.columns.ids
+    assert await keys.outline(again) == [(0, ids[7], 8), (ids[7], ids[15], 8)]
 
 
 OTHERS = {

@@ -32,7 +32,7 @@ class Host(NamedTuple):
 
 
 class Hosts:
-    """The servers in the order in which they became primaries; each is one for good."""
+    """The servers in the order in which they became primaries."""
 
     def __init__(self, first: Host, random: Random) -> None:
         self._hosts = [first]
@@ -51,7 +51,7 @@ class Hosts:
     def newest(self) -> Host:
         """The one that was promoted last, whether it answers or not.
 
-        Readers come to it: one that reaches only the old primary cannot tell.
+        Readers come to it: one that reaches only the old primary is not in the world.
         """
         return self._hosts[-1]
 

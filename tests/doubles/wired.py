@@ -344,7 +344,7 @@ def asking_over(wire: Wire) -> Ask:
 class _Side:
     """A port of a leader whose every call is one question, asked on the server of its term.
 
-    The session is opened anew after a failure, and for another term's server.
+    The session is opened again after a failure, and for another term's server.
     """
 
     def __init__(self, hosts: Hosts, chain_id: int, wire: Wire) -> None:
@@ -368,7 +368,7 @@ class _Side:
             raise
 
     def _connected(self, term: Term) -> MemoryDatabase:
-        """Return the server of the session, which is opened anew if it is not that of `term`."""
+        """Return the server of the session, which is opened again if it is not that of `term`."""
         found = self._database
         if found is None or found.server != term.server or self._boots != self._wire.server.boots:
             found, self._wire.server = self._hosts.find(term.server)

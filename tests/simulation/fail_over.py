@@ -40,7 +40,7 @@ def fail_over(world: World, old: WiredServer) -> None:
 
 
 def come_back(world: World, old: WiredServer) -> None:
-    """It answers at its address, for good."""
+    """It answers at its address from now on."""
     world.note("the old primary answers")
     old.is_away = False
     old.thaw()

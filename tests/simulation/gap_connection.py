@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.doubles.wire import Wire, WiredServer
 
 LIFE_SECONDS = 1.0
-"""After so long a session is opened anew: its server may have been replaced, and answer still."""
+"""After so long a session is opened again: its server may have been replaced, and answer still."""
 
 _NAMES = {text: name for name, text in load_sql("gapfill", "queries.sql").items()}
 

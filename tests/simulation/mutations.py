@@ -61,7 +61,7 @@ MUTATIONS = (
         ("S4", "S9"),
         {"commit_loss": 0.5, "database_loss": 0.01},
     ),
-    Mutation(sequencing.sent_ahead_and_forgotten, 400, ("S4", "S9", "S1")),
+    Mutation(sequencing.sent_ahead_and_forgotten, 400, ("S4", "S9", "S1", "fenced itself")),
     Mutation(sequencing.acknowledged_before_commit, 10, ("S3",)),
     Mutation(sequencing.published_before_commit, 20, ("S2",)),
     Mutation(sequencing.keys_not_loaded, 100, ("S4", "NumberOutOfOrder")),
@@ -77,7 +77,7 @@ MUTATIONS = (
     Mutation(sequencing.too_old_called_never_accepted, 100, ("S9", "NumberOutOfOrder"), TOO_OLD),
     # Rows are compared with the primary's alone: where there is none, such a receiver waits.
     Mutation(receiving.standby_believed, 50, ("S8", "L1"), {"sources": "standby"}),
-    Mutation(sequencing.stop_without_deadline, 150, ("L4",), {"down_at_stop": "everything"}),
+    Mutation(sequencing.stop_without_deadline, 150, ("L4", "L2"), {"down_at_stop": "everything"}),
     Mutation(
         receiving.primary_never_asked,
         100,
