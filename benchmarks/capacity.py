@@ -151,7 +151,7 @@ def times_of(report: str, rows: int) -> Times:
     )
 
 
-_NUMBER: Final = re.compile(r"[\d.]+")
+_NUMBER: Final = re.compile(r"[0-9.]+")
 
 
 def _row(report: str, name: str) -> dict[str, float]:

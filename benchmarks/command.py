@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from chainctl.exits import ExitCode
-from chainctl.options import Command, Integer, uses_settings
+from chainctl.options import Command, uses_settings
 from chainctl.output import data
+from chainctl.units import Integer
 
 if TYPE_CHECKING:
     from benchmarks.load import Scope

@@ -132,7 +132,7 @@ def _by_kind(counts: Mapping[str, int], row_counts: Mapping[str, int]) -> str:
 
 def _grouped(notes: Sequence[str]) -> str:
     """Return notes, which hold no names, with separators in their numbers."""
-    return re.sub(r"\b\d{4,}\b", lambda number: f"{int(number[0]):,}", "; ".join(notes))
+    return re.sub(r"\b[0-9]{4,}\b", lambda number: f"{int(number[0]):,}", "; ".join(notes))
 
 
 def _durations(report: Report) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from chain_kernel.config import checked_text
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chainctl.logs import Subject, set_up_logging
 from chainctl.settings import SETTING, name_of, setting_options, settings_in
-from chainctl.units import Span
+from chainctl.units import Integer, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,16 +144,10 @@ IS_DEBUG: Final = "chainctl.is_debug"
 """The key, in click's context, for whether errors show their traceback."""
 
 
-class Integer(click.IntRange):
-    """A whole number within bounds."""
-
-    name = "integer"
-
-
 CHAIN_ID: Final = Integer(1, CHAIN_ID_MAX)
 CHAINS_MAX: Final = 1_000
 """Chains of one process."""
-_CHAIN_RUN: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
+_CHAIN_RUN: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 
 
 class ChainIds(click.ParamType):  # type: ignore[type-arg] # generic only in new versions

@@ -26,7 +26,7 @@ from chain_kernel.clients.database_config import parse
 from chain_kernel.config import mask_dsn
 from chain_kernel.errors import SettingError
 from chain_kernel.files import read_bounded
-from chainctl.units import Size, Span, shown_span
+from chainctl.units import Integer, Size, Span, shown_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -170,13 +170,13 @@ _HELP: Final[Mapping[str, tuple[click.ParamType | None, str]]] = {  # type: igno
     ),
     "kafka_client_id": (None, "How brokers name these clients, before each role's own name."),
     "stack_dir": (click.Path(), "Folder of the local stack."),
-    "batch_rows": (click.INT, "Rows in one commit, at most."),
+    "batch_rows": (Integer(), "Rows in one commit, at most."),
     "batch_bytes": (Size(), "Bytes of orders in one commit, at most."),
     "queue_bytes": (Size(), "Bytes of orders that may wait for a commit."),
     "frame_bytes": (Size(), "Bytes of one Kafka record, at most."),
     "linger_seconds": (_SPAN, "How long the first order of a commit waits for others."),
     "key_window_rows": (
-        click.INT,
+        Integer(),
         "Rows whose keys are remembered, so that a repeated order adds nothing; 0: keys are not "
         "compared.",
     ),
@@ -260,7 +260,7 @@ def _option(name: str, *, has_flag: bool) -> click.Option:
     )  # fmt: skip
 
 
-_METAVARS: Final = {"Span": "SPAN", "Size": "SIZE", "IntParamType": "COUNT"}
+_METAVARS: Final = {"Span": "SPAN", "Size": "SIZE", "Integer": "COUNT"}
 
 
 class SourcedSettings(Struct, frozen=True, kw_only=True):

@@ -8,12 +8,28 @@ from typing import Final
 
 import click
 
+_INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
+
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-_SPAN: Final = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<unit>ms|s|m|h|d)?")
+_SPAN: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>ms|s|m|h|d)?")
 _SPAN_SECONDS_MAX: Final = 10_000 * 86_400.0
 
 _BYTES: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_SIZE: Final = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?B)?", re.IGNORECASE)
+_SIZE: Final = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[KMGT]?B)?", re.IGNORECASE)
+
+
+class Integer(click.IntRange):
+    """A whole number within bounds, in the digits 0 to 9."""
+
+    name = "integer"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return the number that `value` is."""
+        if _INTEGER.fullmatch(str(value).strip()) is None:
+            self.fail(f"{value!r} is not a valid integer.", param, ctx)
+        return super().convert(int(str(value)), param, ctx)
 
 
 class Span(click.ParamType):  # type: ignore[type-arg] # generic only in new versions

@@ -48,7 +48,7 @@ MAJOR_MIN: Final = 17
 
 _INSTALLED: Final = Path("/usr/lib/jvm")
 _VERSION_DEADLINE_S: Final = 30.0
-_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_VERSION: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
 
 
 def find_java(environ: Mapping[str, str], account: Account | None = None) -> Path:

@@ -55,7 +55,7 @@ PREFIX_VARIABLE: Final = "ORDERCHAIN_POSTGRES"
 
 _COPY_DEADLINE_S: Final = 120.0
 _VERSION_DEADLINE_S: Final = 30.0
-_VERSION: Final = re.compile(r"\(PostgreSQL\) (\d+)[.\d]*")
+_VERSION: Final = re.compile(r"\(PostgreSQL\) ([0-9]+)[.0-9]*")
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from chainctl.exits import ExitCode
 from chainctl.monitor_server import AddressType
 from chainctl.options import Command, json_option, uses_settings
 from chainctl.output import data, data_json, table, talk
+from chainctl.units import Integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +63,7 @@ def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> 
 )
 @click.option(
     "--orders",
-    type=click.IntRange(1, ORDERS_MAX),
+    type=Integer(1, ORDERS_MAX),
     metavar="COUNT",
     help=f"Orders to generate.  [default: {ORDERS}]",
 )
@@ -71,7 +72,7 @@ def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> 
 @_share_option("--reorder", 0.02, "Delay this share of the frames by up to 11 others.")
 @click.option(
     "--seed",
-    type=click.IntRange(0, 2**32 - 1),
+    type=Integer(0, 2**32 - 1),
     metavar="NUMBER",
     help="The seed of the generated orders and the faults.  [default: drawn, and printed]",
 )

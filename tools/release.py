@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 TOOLS_EXTRAS: Final = {"bench", "dev", "docs", "release"}
 """What the project is made with: no part of what its users install."""
-RELEASE: Final = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
+RELEASE: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?")
 BUILD_DEADLINE_S: Final = 300.0
 
 
@@ -79,7 +79,7 @@ def check_tree(version: str) -> None:
     for path in sorted((ROOT / "deploy").rglob("*")):
         if path.is_file():
             text = path.read_text(encoding="utf-8")
-            for image in re.findall(r"\borderchain:(\d[\w.]*)", text):
+            for image in re.findall(r"\borderchain:([0-9][\w.]*)", text):
                 if image != version:
                     raise NotReady(f"{path.relative_to(ROOT)} names the image orderchain:{image}")
 

@@ -45,7 +45,7 @@ ORDERS: Final = 20_000
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
 _STEP_DEADLINE_S: Final = 3600.0
 _CONNECTOR: Final = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13")
-_COUNTS: Final = re.compile(r"^=* ?(\d+ .*) in [\d.]+s", re.MULTILINE)
+_COUNTS: Final = re.compile(r"^=* ?([0-9]+ .*) in [0-9.]+s", re.MULTILINE)
 
 
 class Missing(Exception):
@@ -165,7 +165,7 @@ def pyspark(version: str, release: str) -> Place:
 def _releases(artifact: str) -> set[str]:
     found = MavenContext(timeout=60).project("org.apache.spark", artifact)
     found.update()
-    return {each for each in found.metadata.versions if re.fullmatch(r"[\d.]+", each)}
+    return {each for each in found.metadata.versions if re.fullmatch(r"[0-9.]+", each)}
 
 
 def _environment(name: str, interpreter: Path, *instead: str) -> Path:

@@ -165,7 +165,8 @@ def remove_unfinished(archive: Place, manifest: Manifest) -> None:
             continue
         _, _, span = path.name.partition("-")
         after_id, _, _ = span.partition("-")
-        if not after_id.isdecimal() or int(after_id) < manifest.last_id:
+        is_number = after_id.isascii() and after_id.isdecimal()
+        if not is_number or int(after_id) < manifest.last_id:
             raise InputError("archive", str(path), "a file that the manifest names")
         path.unlink()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from chain_verifier.verified_mark import VerifiedExtent
 
 
-_BOUNDS: Final = re.compile(r"FROM \('(\d+)'\) TO \('(\d+)'\)")
+_BOUNDS: Final = re.compile(r"FROM \('([0-9]+)'\) TO \('([0-9]+)'\)")
 
 
 class RetentionReport(Struct, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ def part_ranges(options: ChainOptions) -> list[PartRange]:
 
 def _chains_in(archive: Place) -> list[int]:
     names = [folder.name.removeprefix("chain-") for folder in archive.glob("chain-*")]
-    found = sorted(int(name) for name in names if name.isdecimal())
+    found = sorted(int(name) for name in names if name.isascii() and name.isdecimal())
     if not found:
         raise InputError("archive", str(archive), "a folder that holds archived chains")
     return found

@@ -26,7 +26,7 @@ _TIME_MIN: Final = -(2**63)
 _TIME_MAX: Final = 2**63 - 1
 
 _SOURCES: Final = "database, topic, topic:NAME or archive:PLACE"
-_RANGE: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
+_RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 _COMPARISONS: Final = (
     "EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual",
 )  # fmt: skip

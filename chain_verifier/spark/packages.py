@@ -19,7 +19,7 @@ OWN_JARS: Final = ("org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:had
 """What the Kafka connector requires, and Spark already includes: 50 MB that need no fetching."""
 
 
-_RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")
+_RELEASE: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 
 
 def kafka_connector(version: str = pyspark.__version__) -> str:

@@ -47,7 +47,7 @@ EXPECTED: Final = (
     "(Debian and Ubuntu: apt-get install default-jre-headless)"
 )
 
-_VERSION: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?(\d+)', re.MULTILINE)
+_VERSION: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?([0-9]+)', re.MULTILINE)
 _MODULES: Final = re.compile(r'^MODULES="([^"]*)"', re.MULTILINE)
 
 

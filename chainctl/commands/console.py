@@ -17,9 +17,9 @@ from chainctl.commands.stack import demo_option
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import error_line
 from chainctl.monitor_server import STOP_SECONDS, Address, listen
-from chainctl.options import Command, Integer, uses_settings
+from chainctl.options import Command, uses_settings
 from chainctl.output import talk
-from chainctl.units import Span
+from chainctl.units import Integer, Span
 
 if TYPE_CHECKING:
     import socket

@@ -17,7 +17,6 @@ from chainctl.options import (
     ROW_ID,
     Command,
     Group,
-    Integer,
     Name,
     acts_by_hand,
     chain_option,
@@ -27,7 +26,7 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data_json, talk
-from chainctl.units import Span
+from chainctl.units import Integer, Span
 from chainctl.views import AGREEING, GapLine, ReceiverLine, lines_of, read_receivers, write
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from chainctl.exits import ExitCode
 from chainctl.options import (
     ROW_ID,
     Command,
-    Integer,
     Name,
     chain_option,
     json_option,
@@ -23,6 +22,7 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data, data_json, talk
+from chainctl.units import Integer
 from chainctl.views import ActLine, lines_of, plain, write, write_facts
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from chainctl.schema.parts import (
     shipped_facts,
     steps_to,
 )
+from chainctl.units import Integer
 
 if TYPE_CHECKING:
     from chainctl.database import Connection
@@ -120,7 +121,9 @@ def check(
 
 @schema.command()
 @part_option
-@click.option("--to", "target", type=int, metavar="N", help="Version. Default: this program's.")
+@click.option(
+    "--to", "target", type=Integer(), metavar="N", help="Version. Default: this program's."
+)
 @click.option(
     "--finish",
     "finishes",

@@ -129,7 +129,7 @@ MIGRATIONS: Final = Path(__file__).parent / "migrations"
 """Has a folder per part that has any; also the SQL of the part's base, `0002_base.sql`."""
 
 _FILE_NAME: Final = re.compile(
-    r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.(?P<half>before|after)\.sql"
+    r"(?P<version>[0-9]{4})_(?P<name>[a-z0-9_]+)\.(?P<half>before|after)\.sql"
 )
 
 

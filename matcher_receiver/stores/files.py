@@ -72,7 +72,7 @@ class FileSnapshotStore:
         self._folder = folder
         self._chain_id = chain_id
         self._kept = kept
-        self._name = re.compile(rf"chain-{chain_id}-(\d{{19}})\.snapshot")
+        self._name = re.compile(rf"chain-{chain_id}-([0-9]{{19}})\.snapshot")
         self.broken: list[Path] = []
         """Files that the last `newest` could not use, the newest first."""
 

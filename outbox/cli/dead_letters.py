@@ -13,7 +13,6 @@ from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
     Group,
-    Integer,
     act_by_hand,
     json_option,
     limit_option,
@@ -22,7 +21,7 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data, data_json, table, talk
-from chainctl.units import Span
+from chainctl.units import Integer, Span
 from outbox.acts import DeadLetterFilter
 from outbox.cli.connections import act_on_letters, letters_of
 from outbox.cli.deliveries import acting, cell, consumer_option, id_option, listed

@@ -14,7 +14,6 @@ from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
     Command,
-    Integer,
     act_by_hand,
     actor_option,
     json_option,
@@ -25,7 +24,7 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data, data_json, table, talk
-from chainctl.units import Span
+from chainctl.units import Integer, Span
 from outbox.acts import (
     COUNTED,
     DeliveryFilter,

@@ -9,9 +9,9 @@ import msgspec
 
 from chain_kernel.errors import SettingError
 from chainctl.event_loop import run_async
-from chainctl.options import Group, Integer, json_option, uses_settings
+from chainctl.options import Group, json_option, uses_settings
 from chainctl.output import data, data_json, talk
-from chainctl.units import Size, Span
+from chainctl.units import Integer, Size, Span
 from outbox.cli.connections import outbox_of
 from outbox.cli.deliveries import asked, cell, listed
 from outbox.roles import OUTBOX_RELAY

@@ -13,9 +13,9 @@ from chain_kernel.errors import SettingError
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import ExitCode, under_way
 from chainctl.monitor_server import http_option, watched
-from chainctl.options import Command, Group, Integer, json_option, options, uses_settings
+from chainctl.options import Command, Group, json_option, options, uses_settings
 from chainctl.output import data, data_json, talk
-from chainctl.units import Size, Span
+from chainctl.units import Integer, Size, Span
 from outbox.cli.destinations import fields_listed
 
 if TYPE_CHECKING:

@@ -58,7 +58,6 @@ typedef struct {
     int64_t first;
     Py_ssize_t count;
     int64_t *owned;
-    Py_buffer buffer;
 } Ints;
 
 static int64_t int_at(const Ints *ints, Py_ssize_t at)
@@ -90,17 +89,22 @@ static int ints_of(PyObject *given, Ints *ints)
         return ints->count < 0 ? -1 : bounds_of_range(given, ints);
     }
     if (PyObject_CheckBuffer(given)) {
-        if (PyObject_GetBuffer(given, &ints->buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
+        Py_buffer buffer;
+        if (PyObject_GetBuffer(given, &buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
             return -1;
-        const char *format = ints->buffer.format;
-        if (ints->buffer.itemsize != 8 || format == NULL || strchr("ql", format[0]) == NULL) {
+        const char *format = buffer.format;
+        int is_good = buffer.itemsize == 8 && format != NULL && (strcmp(format, "q") == 0 || strcmp(format, "l") == 0);
+        if (!is_good)
             PyErr_SetString(PyExc_TypeError, "integers of 64 bits were expected");
-            PyBuffer_Release(&ints->buffer);
-            return -1;
+        else if ((ints->values = ints->owned = PyMem_Malloc(buffer.len + 8)) == NULL)
+            PyErr_NoMemory();
+        else {
+            /* A copy: others may write there between two passes, and it may begin at any address. */
+            memcpy(ints->owned, buffer.buf, buffer.len);
+            ints->count = buffer.len / 8;
         }
-        ints->count = ints->buffer.len / 8;
-        ints->values = ints->buffer.buf;
-        return 0;
+        PyBuffer_Release(&buffer);
+        return ints->owned == NULL ? -1 : 0;
     }
     Items items;
     if (items_of(given, &items) < 0)
@@ -122,11 +126,15 @@ static int ints_of(PyObject *given, Ints *ints)
     return ints->owned == NULL ? -1 : 0;
 }
 
-static void let_go_ints(Ints *ints)
+#define ROOM_MAX (1 << 20) /* bytes before a body */
+
+/* Whether `size` bytes may be added to `total`; else there is an error. */
+static int has_room(Py_ssize_t total, Py_ssize_t size)
 {
-    PyMem_Free(ints->owned);
-    if (ints->buffer.obj != NULL)
-        PyBuffer_Release(&ints->buffer);
+    if (size <= UINT32_MAX && total <= PY_SSIZE_T_MAX - 2 * (Py_ssize_t)UINT32_MAX - 64)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "a key or a payload of 4 GiB, or too many of them");
+    return 0;
 }
 
 /* The five columns of rows. */
@@ -138,9 +146,9 @@ typedef struct {
 
 static void let_go_rows(Rows *rows)
 {
-    let_go_ints(&rows->ids);
-    let_go_ints(&rows->pids);
-    let_go_ints(&rows->times);
+    PyMem_Free(rows->ids.owned);
+    PyMem_Free(rows->pids.owned);
+    PyMem_Free(rows->times.owned);
     Py_XDECREF(rows->keys.held);
     Py_XDECREF(rows->payloads.held);
 }
@@ -157,9 +165,9 @@ static int rows_of(PyObject *args, Py_ssize_t *room, Rows *rows)
         return -1;
     }
     Py_ssize_t count = rows->count = rows->ids.count;
-    if (*room < 0 || rows->pids.count != count || rows->keys.count != count || rows->times.count != count ||
+    if (*room < 0 || *room > ROOM_MAX || rows->pids.count != count || rows->keys.count != count || rows->times.count != count ||
         rows->payloads.count != count) {
-        PyErr_SetString(PyExc_ValueError, "columns of equal length were expected");
+        PyErr_SetString(PyExc_ValueError, "columns of equal length, and a room for a header, were expected");
         let_go_rows(rows);
         return -1;
     }
@@ -275,7 +283,7 @@ static PyObject *element_images(const Items *items, Element element)
 {
     Py_ssize_t total = 0, size;
     for (Py_ssize_t at = 0; at < items->count; at++, total += size + 4)
-        if (element(items, at, &size) == NULL)
+        if (element(items, at, &size) == NULL || !has_room(total, size))
             return NULL;
     PyObject *made = PyBytes_FromStringAndSize(NULL, total);
     char *to = made == NULL ? NULL : PyBytes_AsString(made);
@@ -373,10 +381,8 @@ static PyObject *frame(PyObject *module, PyObject *args)
     for (Py_ssize_t at = 0; at < rows.count; at++) {
         if (text_at(&rows.keys, at, &key_size) == NULL || bytes_at(&rows.payloads, at, &payload_size) == NULL)
             goto end;
-        if (key_size > UINT32_MAX || payload_size > UINT32_MAX) {
-            PyErr_SetString(PyExc_ValueError, "a key or a payload of 4 GiB");
+        if (!has_room(total, key_size) || !has_room(total, payload_size))
             goto end;
-        }
         total += 6 + int_width(int_at(&rows.ids, at)) + int_width(int_at(&rows.pids, at)) +
                  int_width(int_at(&rows.times, at)) + text_width(key_size) + key_size + width_of(payload_size) +
                  payload_size;
@@ -525,9 +531,9 @@ static int get_buffer(PyObject *given, Py_buffer *buffer, int flags, Py_ssize_t 
 {
     if (PyObject_GetBuffer(given, buffer, flags | PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0)
         return -1;
-    if (buffer->itemsize == itemsize)
+    if (buffer->itemsize == itemsize && (uintptr_t)buffer->buf % itemsize == 0)
         return 0;
-    PyErr_SetString(PyExc_TypeError, "a column of another width was expected");
+    PyErr_SetString(PyExc_TypeError, "a column of another width, or at an even address, was expected");
     PyBuffer_Release(buffer);
     return -1;
 }
@@ -642,13 +648,13 @@ static PyObject *are_distinct(PyObject *module, PyObject *given)
     uint64_t *seen = PyMem_Calloc(mask + 1, 8);
     int has_zero = 0, is_good = seen != NULL;
     for (Py_ssize_t at = 0; is_good && at < count; at++) {
-        uint64_t place = (hashes[at] ^ hashes[at] >> 32) & mask;
-        if (hashes[at] == 0)
+        uint64_t hash = hashes[at], place = (hash ^ hash >> 32) & mask;
+        if (hash == 0)
             is_good = !has_zero++;
-        for (; hashes[at] != 0 && is_good && seen[place] != 0; place = (place + 1) & mask)
-            is_good = seen[place] != hashes[at];
-        if (hashes[at] != 0)
-            seen[place] = hashes[at];
+        for (; hash != 0 && is_good && seen[place] != 0; place = (place + 1) & mask)
+            is_good = seen[place] != hash;
+        if (hash != 0)
+            seen[place] = hash;
     }
     PyBuffer_Release(&buffer);
     if (seen == NULL)

@@ -11,9 +11,10 @@ from chainctl.admin import PARTITION_IDS, PARTITION_IDS_MAX, create_chain
 from chainctl.commands.verifier.verify_mark import verify_mark
 from chainctl.database import connected_to, looking
 from chainctl.event_loop import run_async
-from chainctl.options import CHAIN_ID, Group, Integer, json_option, uses_settings
+from chainctl.options import CHAIN_ID, Group, json_option, uses_settings
 from chainctl.output import data_json, talk
 from chainctl.topics import check_topic_name
+from chainctl.units import Integer
 from chainctl.views import ChainLine, read_chains, write
 
 if TYPE_CHECKING:

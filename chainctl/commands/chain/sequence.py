@@ -19,13 +19,13 @@ from chainctl.options import (
     CHAINS_MAX,
     ChainIds,
     Command,
-    Integer,
     json_option,
     uses_settings,
 )
 from chainctl.output import data_json, progress, rate, talk
 from chainctl.settings import name_of, named_as_settings
 from chainctl.topics import check_topic_name
+from chainctl.units import Integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

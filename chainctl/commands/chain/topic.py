@@ -9,8 +9,9 @@ import click
 from chain_kernel.errors import SettingError
 from chainctl.admin import create_topic
 from chainctl.event_loop import run_async
-from chainctl.options import Group, Integer, json_option, uses_settings
+from chainctl.options import Group, json_option, uses_settings
 from chainctl.output import data_json, talk
+from chainctl.units import Integer
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings

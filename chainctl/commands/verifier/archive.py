@@ -19,6 +19,7 @@ from chainctl.options import (
     who,
 )
 from chainctl.output import data, data_json
+from chainctl.units import Integer
 
 if TYPE_CHECKING:
     from chain_verifier.archive.retention import DropReport, RetentionReport
@@ -104,7 +105,7 @@ def _check(folder: Place, chain_id: int, *, as_json: bool) -> ExitCode:
     help="The last row that may go; partitions that hold later ones stay.",
 )  # fmt: skip
 @click.option(
-    "--key-window", "key_window_rows", type=click.IntRange(min=0), metavar="ROWS",
+    "--key-window", "key_window_rows", type=Integer(0), metavar="ROWS",
     help="The sequencer's key_window_rows: the last rows in which it looks for a key that comes "
     "again; 0 where keys are not compared.  [default: the setting key_window_rows]",
 )  # fmt: skip

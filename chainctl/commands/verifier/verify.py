@@ -41,7 +41,7 @@ from chainctl.output import (
     progress,
     talk,
 )
-from chainctl.units import shown_age
+from chainctl.units import Integer, shown_age
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -528,7 +528,7 @@ def _require_taken(mode: str) -> None:
     "pass of its own that sorts all keys, some three times the time of the check.",
 )  # fmt: skip
 @click.option(
-    "--key-window", "key_window_rows", type=click.IntRange(min=1), metavar="ROWS",
+    "--key-window", "key_window_rows", type=Integer(1), metavar="ROWS",
     help="The sequencer's key_window_rows, for --keys: after so many rows a key may come again, "
     "but not a client's number.  [default: the setting key_window_rows]",
 )  # fmt: skip

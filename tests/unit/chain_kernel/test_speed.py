@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, Final, cast
@@ -147,6 +149,54 @@ def test_tables_are_the_same(batches: list[list[int]], window: int, factor: int)
         last += len(numbers)
 
 
+ODD: Final = memoryview(bytearray(24))
+
+
+@given(values=st.lists(INT64, min_size=1, max_size=9), shift=st.integers(1, 7))
+def test_integers_are_read_at_any_address_and_from_what_others_may_write_to(
+    values: list[int], shift: int
+) -> None:
+    count = len(values)
+    held = bytearray(bytes(shift) + np.array(values, np.int64).tobytes())
+    odd = memoryview(held)[shift:].cast("q")
+    rows: tuple[Any, ...] = (range(1, count + 1), range(count), ["k"] * count, odd, [b""] * count)
+    for name in ("images", "frame"):
+        made = getattr(COMPILED, name)
+        assert made(0, *rows) == made(0, *rows[:3], values, rows[4])
+
+
+WRITES_MEANWHILE: Final = """
+import sys, threading
+import numpy as np
+import orderchain_speed
+
+count = 20_000
+small, large = np.zeros(count, np.int64), np.full(count, 2**62, np.int64)
+times, ended = small.copy(), threading.Event()
+
+def write() -> None:  # numpy copies without the lock of the interpreter
+    while not ended.is_set():
+        np.copyto(times, large)
+        np.copyto(times, small)
+
+writer = threading.Thread(target=write)
+writer.start()
+sys.setswitchinterval(1e-6)
+columns = range(1, count + 1), range(count), ["k"] * count, times, [b""] * count
+for _ in range(200):
+    orderchain_speed.frame(0, *columns)
+ended.set()
+writer.join()
+"""
+
+
+def test_column_that_another_thread_writes_to_costs_no_memory_of_others() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES_MEANWHILE], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 WRONG: Final[dict[str, tuple[Any, ...]]] = {
     "columns of other lengths": ("images", 0, [1], [0, 1], ["k"], [1], [b""]),
     "no integer": ("images", 0, ["1"], [0], ["k"], [1], [b""]),
@@ -160,6 +210,9 @@ WRONG: Final[dict[str, tuple[Any, ...]]] = {
     "a table that is not writable": ("add", bytes(8), bytes(8), bytes(8), bytes(8), 1),
     "no columns": ("images",),
     "less than no room": ("frame", -1, [1], [0], ["k"], [1], [b""]),
+    "more room than a header needs": ("frame", 2**63 - 2, [1], [0], ["k"], [1], [b""]),
+    "a table at an odd address": ("add", *[ODD[1:13].cast("I")] * 3, bytes(8), 1),
+    "hashes at an odd address": ("are_distinct", ODD[1:17].cast("Q")),
 }
 
 

@@ -64,6 +64,16 @@ def hits_in_code(text: str) -> Iterator[str]:
             yield f"{token.start[0]}: {token.string}: a name"
 
 
+def test_numbers_are_read_in_the_digits_0_to_9() -> None:
+    """To a pattern `\\d` is each digit of Unicode, and so it is to `int`: of other scripts, too."""
+    assert [
+        f"{module.name}:{token.start[0]}: {token.string}"
+        for module in modules(*PRODUCT, "benchmarks", "tools")
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
+        if token.type in PROSE and r"\d" in token.string.replace(r"\W\d_", "")
+    ] == []
+
+
 def test_words_that_are_not_used_in_code() -> None:
     assert [
         f"{module.name}:{hit}"
