@@ -13,6 +13,7 @@ import threading
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -126,8 +127,13 @@ class LazyGroup(Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands, in the order of use."""
-        return list(COMMANDS)
+        """Return the names of the commands that are here, in the order of use."""
+        brought = {
+            entry.name
+            for entry in entry_points(group="chainctl.commands")
+            if find_spec(entry.module.partition(".")[0])
+        }
+        return [name for name, room in _ROOM_OF.items() if room or name in brought]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command `cmd_name`; None when there is none of that name."""
@@ -143,16 +149,18 @@ class LazyGroup(Group):
         """Complete the names of commands without importing them, and options."""
         from click.shell_completion import CompletionItem
 
-        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
         found = [CompletionItem(name, help=COMMANDS[name]) for name in names]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         width = max(map(len, COMMANDS))  # one column of sentences for all groups
+        here = set(self.list_commands(ctx))
         for title, group in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in group])
+                shown = [name for name in group if name in here]
+                formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in shown])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

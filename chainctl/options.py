@@ -6,6 +6,7 @@ import functools
 import getpass
 import platform
 import re
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -26,12 +27,21 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = {
     "demo": "--input orders.csv.xz --loss 0.3 --seed 7",
+    "stack up": "--stack-dir /srv/stack",
+    "stack down": "--stack-dir /srv/stack",
+    "stack status": "--json",
+    "stack env": "--stack-dir /srv/stack > stack.env",
+    "stack reset": "--stack-dir /tmp/trial --yes",
+    "bench": "--quick --output figures",
+    "doctor": "--chain 1",
+    "config show": "--json",
     "schema print": "--part outbox > outbox.sql",
     "schema apply": "--part inbox",
     "schema check": "--own-role reports",
     "schema upgrade": "--part outbox --dry-run",
     "grants print": "| psql --single-transaction orders",
     "chain create": "2 --topic orders.eu --partition-ids 90596966400000",
+    "chain list": "--json | jq .",
     "chain verify-mark list": "--chain 1",
     "chain verify-mark revoke": '--chain 1 --from 5000 --reason "backup restored"',
     "topic create": "orders --partitions 4 --replicas 3 --set min.insync.replicas=2",
@@ -64,6 +74,7 @@ EXAMPLES: Final = {
     "console": "--host 0.0.0.0 --token-file /etc/orderchain/console-token",
     "outbox relay": "--retention-hours 3d --http 9101",
     "outbox destination set": "trades --topic trades --consumer clearing",
+    "outbox destination list": "--json",
     "outbox destination remove": "trades",
     "outbox destination key": "trades > trades.key",
     "outbox status": "--overdue 5m",
@@ -75,9 +86,12 @@ EXAMPLES: Final = {
     "outbox resend": '--all --reason "consumer restored" --dry-run',
     "outbox keep": "--history-bytes-max 2GB",
     "outbox dead list": "--consumer clearing --older-than 1d",
+    "outbox dead show": "0197f7e2-1111-7000-8000-000000000001 --consumer clearing",
+    "outbox dead acts": "--since 7d",
     "outbox dead retry": '--all --reason "handler is fixed"',
     "outbox dead abandon": "--why 'refused by the handler' --reason \"test data\"",
     "messages serve": "--clients /etc/orderchain/clients.toml",
+    "messages token": "--json",
 }
 """What may follow a command; a test has each one read as a call would read it."""
 
@@ -127,6 +141,18 @@ class Group(click.Group):
 
     command_class = Command
     format_epilog = Command.format_epilog
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that was named. Raises UsageError, which proposes one like it."""
+        name = args[0]
+        is_option = name.startswith("-")  # one before the command: click says so
+        if ctx.resilient_parsing or is_option or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        close = get_close_matches(name, self.list_commands(ctx), 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command does as a whole sentence: click cuts it at the line's end."""

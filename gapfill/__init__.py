@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from gapfill.config import GapReaderConfig
-from gapfill.preferred import PreferenceConfig, PreferredSources
-from gapfill.reader import GapReader
+from chain_kernel.doors import needs_extra
+
+with needs_extra("receiver", __name__):
+    from gapfill.config import GapReaderConfig
+    from gapfill.preferred import PreferenceConfig, PreferredSources
+    from gapfill.reader import GapReader
 
 __all__ = [
     "GapReader",

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from chain_kernel.model import Gap, Snapshot
-from matcher_receiver.config import (
-    CheckpointConfig,
-    KafkaSourceConfig,
-    ReceiverConfig,
-    ReceiverTuning,
-    StartAt,
-)
-from matcher_receiver.decisions import State
-from matcher_receiver.receiver import Receiver
-from matcher_receiver.stats import ReceiverStats
-from matcher_receiver.stores.files import FileSnapshotStore
-from matcher_receiver.stores.kafka import ChainFrames, KafkaFrameSource
-from matcher_receiver.stores.postgres import PostgresCheckpointStore, PostgresHeadReports
+from chain_kernel.doors import needs_extra
+
+with needs_extra("receiver", __name__):
+    from chain_kernel.model import Gap, Snapshot
+    from matcher_receiver.config import (
+        CheckpointConfig,
+        KafkaSourceConfig,
+        ReceiverConfig,
+        ReceiverTuning,
+        StartAt,
+    )
+    from matcher_receiver.decisions import State
+    from matcher_receiver.receiver import Receiver
+    from matcher_receiver.stats import ReceiverStats
+    from matcher_receiver.stores.files import FileSnapshotStore
+    from matcher_receiver.stores.kafka import ChainFrames, KafkaFrameSource
+    from matcher_receiver.stores.postgres import PostgresCheckpointStore, PostgresHeadReports
 
 __all__ = [
     "ChainFrames",

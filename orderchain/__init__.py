@@ -89,36 +89,19 @@ _EXTRA_OF = {
 }
 """The packages that the door imports from, and the extra that installs what each one imports."""
 
-__all__ = sorted(_MODULE_OF)
+__all__: list[str]
+"""What can be imported here: made when it is asked for, by `__getattr__`."""
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *_MODULE_OF]
 
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
 
     def __getattr__(name: str) -> object:
         """Import what `name` stands for at its first use."""
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = _import(name, _MODULE_OF[name])
+        from chain_kernel.doors import imported
+
+        found = globals()[name] = imported(__name__, name, _MODULE_OF, _EXTRA_OF)
         return found
-
-
-def _import(name: str, module: str) -> object:
-    """Return what `name` stands for. Raises ImportError, which says what to install."""
-    from importlib import import_module
-
-    try:
-        found = import_module("chain_kernel.errors" if name == "errors" else module)
-    except ModuleNotFoundError as error:
-        extra = _EXTRA_OF.get(module.partition(".")[0])
-        if extra is None:
-            raise
-        from chain_kernel.text import not_installed
-
-        missing = (error.name or module).partition(".")[0]
-        text = f"orderchain.{name}: {not_installed(missing, extra)}"
-        raise ImportError(text, name=error.name) from error
-    return found if name == "errors" else getattr(found, name)

@@ -79,20 +79,19 @@ _NAMES = {
 
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = sorted(_MODULE_OF)
+__all__: list[str]
+"""What can be imported here: made when it is asked for, by `__getattr__`."""
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *_MODULE_OF]
 
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
 
     def __getattr__(name: str) -> object:
         """Import what `name` stands for at its first use."""
-        from importlib import import_module
+        from chain_kernel.doors import imported
 
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        found = globals()[name] = imported(__name__, name, _MODULE_OF, {"outbox": "outbox"})
         return found

@@ -1,15 +1,18 @@
 """Gives each order its id and pid, commits batches to PostgreSQL, then publishes them to Kafka."""
 
-from sequencer.config import SequencerConfig, SequencerTuning, TopicIntakeConfig
-from sequencer.intake.file import FileOptions
-from sequencer.intake.files import FileIntake, FileIntakeStats
-from sequencer.intake.reader import check_intake_topic
-from sequencer.intake.topic import TopicIntake, TopicIntakeStats
-from sequencer.many import SharedConnections, open_sequencers
-from sequencer.order import Ack, Order
-from sequencer.service import Sequencer, open_sequencer
-from sequencer.stats import SequencerStats
-from sequencer.submission import Refusal
+from chain_kernel.doors import needs_extra
+
+with needs_extra("sequencer", __name__):
+    from sequencer.config import SequencerConfig, SequencerTuning, TopicIntakeConfig
+    from sequencer.intake.file import FileOptions
+    from sequencer.intake.files import FileIntake, FileIntakeStats
+    from sequencer.intake.reader import check_intake_topic
+    from sequencer.intake.topic import TopicIntake, TopicIntakeStats
+    from sequencer.many import SharedConnections, open_sequencers
+    from sequencer.order import Ack, Order
+    from sequencer.service import Sequencer, open_sequencer
+    from sequencer.stats import SequencerStats
+    from sequencer.submission import Refusal
 
 __all__ = [
     "Ack",

@@ -5,9 +5,12 @@ real code; tables, broker and consumer are a stand-in that decides by the same c
 choosing-a-delivery-mode.md` shows a test, and says what it cannot replace.
 """
 
-from chain_kernel.testing.memory_sql import MemoryConnection
-from chain_kernel.testing.virtual_loop import NotWorkedOff
-from outbox.testing.faults import Awkwardness
-from outbox.testing.memory_outbox import MemoryOutbox
+from chain_kernel.doors import needs_extra
+
+with needs_extra("outbox", __name__):
+    from chain_kernel.testing.memory_sql import MemoryConnection
+    from chain_kernel.testing.virtual_loop import NotWorkedOff
+    from outbox.testing.faults import Awkwardness
+    from outbox.testing.memory_outbox import MemoryOutbox
 
 __all__ = ["Awkwardness", "MemoryConnection", "MemoryOutbox", "NotWorkedOff"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -30,6 +31,14 @@ PROMISES = {
     "tracing": ["chain_kernel.tracing", "opentelemetry.trace"],
 }  # fmt: skip
 """What can be imported with each extra."""
+
+OTHERS = {
+    "sequencer": ["orderchain:open_sequencer", "sequencer"],
+    "receiver": ["orderchain:open_receiver", "matcher_receiver", "gapfill"],
+    "outbox": ["outbox:Consumer", "outbox:Relay", "outbox.testing"],
+    "spark": ["orderchain:verify", "orderchain.spark"],
+}
+"""What an extra alone can import: a package, or a name of one."""
 
 CONSOLE_FILES = ("page.html", "console.css", "console.js", "icon.svg")
 
@@ -80,11 +89,11 @@ def make_environment(folder: Path, wheel: Path, extra: str) -> Path:
     return folder
 
 
-def run_in(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
+def run_in(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `program` by an interpreter that sees the standard library and `folder` alone."""
     path = f"import sys; sys.path.append({str(folder)!r})"
     return subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"{path}\n{program}"],
+        [sys.executable, "-I", "-S", "-c", f"{path}\n{program}", *words],
         capture_output=True,
         text=True,
         check=False,
@@ -172,10 +181,28 @@ def test_door_of_the_wheel_needs_the_extra_of_what_is_asked_for_and_no_other(
     folder = make_environment(tmp_path, wheel, extra)
     done = run_in(folder, f"from orderchain import {', '.join(names)}")
     assert done.returncode == 0, done.stderr
-    others = {"sequencer": "open_sequencer", "receiver": "open_receiver", "spark": "verify"}
-    needing = {"": set(others), "spark": {"sequencer", "receiver"}}.get(extra, {"spark"})
-    for other in sorted(needing):
-        done = run_in(folder, f"from orderchain import {others[other]}")
-        last = done.stderr.strip().splitlines()[-1]
-        assert last.startswith(f"ImportError: orderchain.{others[other]}: ")
-        assert last.endswith(not_installed("", other))
+    for door in ("orderchain", "outbox"):
+        done = run_in(folder, f"from {door} import *\nprint(*dir())")
+        assert done.returncode == 0, done.stderr
+        assert door != "orderchain" or set(names) <= {*done.stdout.split()}
+    needing = {"": set(OTHERS), "spark": {"sequencer", "receiver", "outbox"}}
+    for other in sorted(needing.get(extra, {"spark"})):
+        for asked in OTHERS[other]:
+            door, _, name = asked.partition(":")
+            done = run_in(folder, f"from {door} import {name}" if name else f"import {door}")
+            last = done.stderr.strip().splitlines()[-1]
+            assert last.startswith(f"ModuleNotFoundError: {asked.replace(':', '.')}: "), last
+            assert last.endswith(not_installed("", other))
+            assert done.stderr.count("Traceback") == 1
+
+
+def test_help_of_the_wheel_lists_what_is_in_it(wheel: Path, tmp_path: Path) -> None:
+    folder = make_environment(tmp_path, wheel, "cli")
+    program = "from chainctl.main import main\nsys.exit(main(sys.argv[1:]))"
+    shown = run_in(folder, program, "--help")
+    assert re.findall(r"^  (demo|bench|outbox|messages) ", shown.stdout, re.M) == [
+        "demo", "outbox", "messages",
+    ]  # fmt: skip
+    named = run_in(folder, program, "bench")
+    assert named.stderr == "chainctl: bench is in the checkout of orderchain, not in the package.\n"
+    assert named.returncode == 2

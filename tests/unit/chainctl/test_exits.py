@@ -134,8 +134,11 @@ def test_error_line_is_short_names_what_it_can_and_ends_with_notes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        (["sequnce"], "chainctl: No such command 'sequnce'"),
-        (["chain", "crate"], "chainctl: No such command 'crate'"),
+        (["sequnce"], "chainctl: No such command 'sequnce'. Did you mean 'sequence'?"),
+        (["staus"], "chainctl: No such command 'staus'. Did you mean 'status'?"),
+        (["xyzzy"], "chainctl: No such command 'xyzzy'.\n"),
+        (["chain", "crate"], "chainctl: No such command 'crate'. Did you mean 'create'? (see"),
+        (["outbox", "dead", "lst"], "chainctl: No such command 'lst'. Did you mean 'list'? (see"),
         (["chain", "list", "--databse", "x"], "chainctl: No such option '--databse'"),
         (["status", "--chain", "1", "-x"], "chainctl: No such option '-x'"),
         (["--nothing"], "chainctl: No such option '--nothing'"),

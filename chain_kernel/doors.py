@@ -1,0 +1,62 @@
+"""Doors: packages whose names are imported at their first use, and what an import lacks.
+
+It imports nothing at first: a door asks it for each name.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@contextmanager
+def needs_extra(extra: str, door: str) -> Iterator[None]:
+    """Have an import that lacks a package say in one line which extra installs it.
+
+    Raises ModuleNotFoundError.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from chain_kernel.text import not_installed
+
+        missing = (error.name or "").partition(".")[0]
+        text = f"{door}: {not_installed(missing, extra)}"
+        raise ModuleNotFoundError(text, name=error.name) from None
+
+
+def imported(
+    door: str, name: str, module_of: Mapping[str, str], extra_of: Mapping[str, str]
+) -> object:
+    """Return what `name` of the package `door` stands for.
+
+    `module_of` has the module of each name, `extra_of` the extra of each package that needs one.
+    For `__all__` it is the names that can be imported here: a star needs no extra.
+    Raises AttributeError, and ModuleNotFoundError where an extra is missing.
+    """
+    if name == "__all__":
+        return [each for each in sorted(module_of) if _is_there(door, each, module_of, extra_of)]
+    if name not in module_of:
+        raise AttributeError(f"module {door!r} has no attribute {name!r}")
+    module = module_of[name]
+    extra = extra_of.get(module.partition(".")[0])
+    if extra is None:
+        found = import_module(module)
+    else:
+        with needs_extra(extra, f"{door}.{name}"):
+            found = import_module(module)
+    return getattr(found, name, None) or import_module(f"{module}.{name}")
+
+
+def _is_there(
+    door: str, name: str, module_of: Mapping[str, str], extra_of: Mapping[str, str]
+) -> bool:
+    try:
+        imported(door, name, module_of, extra_of)
+    except ModuleNotFoundError:
+        return False
+    return True
