@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, TypeVar
 
 from chain_kernel.errors import SettingError
+from chain_kernel.tasks import of_others
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -33,8 +34,11 @@ def check_handler(handler: object) -> None:
 
 
 async def result_of(called: Awaitable[_T]) -> _T:
-    """Await what a handler has returned. Raises NotAsync where that is nothing to await."""
+    """Await what a handler has returned. Raises NotAsync where that is nothing to await, and
+    SelfCancelled as `of_others`.
+    """
     if not inspect.isawaitable(called):
         found = f"one that returned {type(called).__name__}"
         raise NotAsync(found, "an async function (async def), or one that returns its call")
-    return await called
+    with of_others("the handler"):
+        return await called

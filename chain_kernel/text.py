@@ -34,7 +34,7 @@ def printable(text: object, limit: int = 500) -> str:
     It has at most `limit` characters; the last three are dots where something was cut off. A text
     that was escaped before stays as it is, so escaping twice does no harm.
     """
-    plain = str(text)
+    plain = text_of(text)
     if len(plain) <= limit and plain.isprintable():
         return plain
     pieces = [_escaped(character) for character in plain[: limit + 1]]
@@ -45,6 +45,22 @@ def printable(text: object, limit: int = 500) -> str:
     while pieces and size > limit - len(_ELLIPSIS):
         size -= len(pieces.pop())  # whole escapes: half of one would be another text
     return "".join(pieces) + _ELLIPSIS
+
+
+def text_of(foreign: object) -> str:
+    """Return `str(foreign)`, also where an error of others raises as it is asked for its text."""
+    try:
+        return str(foreign)
+    except Exception as failed:  # noqa: BLE001 - whatever it is, it must not hide what happened
+        return f"no text: {type(failed).__name__} in its __str__"
+
+
+def named_reason(error: BaseException | None) -> str:
+    """Return the class and the text of an error, on one line; "none" for None."""
+    if error is None:
+        return "none"
+    name, reason = type(error).__name__, reason_of(error)
+    return name if reason == name else f"{name}: {reason}"
 
 
 def _escaped(character: str) -> str:
@@ -74,7 +90,7 @@ def reason_of(error: BaseException, limit: int = 500) -> str:
     `error or ...` never falls back: an exception is true. Several lines are joined to one. What
     only names the inside of the PostgreSQL driver is said in words.
     """
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(text_of(error).split()) or type(error).__name__
     if type(error).__module__.startswith("asyncpg.") and _DRIVER_INSIDE.search(text):
         return "the connection to the database broke"
     return printable(text, limit)

@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from chain_kernel.errors import ConnectError, RetryError
+from chain_kernel.errors import ConnectError, RetryError, StoppedError
 from chain_kernel.text import SummedLog
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class CancellableWait:
         It runs in a task of its own, so that a cancelled caller ends only its own wait: no read is
         interrupted, no page is discarded, and no code that has moved the head is left halfway. The
         result of the work is kept for the next call. Only `stop` and `close` end the work. Raises
-        StopAsked then, else what the work raises.
+        StopAsked then, StoppedError where something else has ended it, else what the work raises.
         """
         if self._work is None:
             if self.is_stopping:
@@ -74,7 +74,9 @@ class CancellableWait:
         # Nothing is awaited from here on: the result is either still kept, or returned.
         self._work = None
         if work_done.cancelled():
-            raise StopAsked if self.is_stopping else asyncio.CancelledError
+            if self.is_stopping:
+                raise StopAsked
+            raise StoppedError("the receiver's task was cancelled")  # its caller was not
         result: _T = work_done.result()
         return result
 

@@ -19,7 +19,7 @@ from chain_kernel.errors import (
 from chain_kernel.handlers import check_handler, result_of
 from chain_kernel.monitoring import LAG_LIMITS
 from chain_kernel.ports import PlaceFinder
-from chain_kernel.tasks import uninterrupted
+from chain_kernel.tasks import HomeLoop, uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
 from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked
@@ -217,6 +217,7 @@ class Receiver:
         """Set once the receiver has caught up and reads live frames; never cleared."""
         self.head_at_start = 0
         """The database's head when this receiver started."""
+        self._home = HomeLoop("receiver")
         self._is_entered = False
 
     # -- start and end -------------------------------------------------------------------------
@@ -225,6 +226,7 @@ class Receiver:
         if self._is_entered:
             raise StoppedError(f"{self._label}: this receiver was entered before")
         self._is_entered = True
+        self._home.enter()
         try:
             await self._start()
         except BaseException:
@@ -238,7 +240,9 @@ class Receiver:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._home.check()
         await uninterrupted(self._close())
+        self._home.leave()
 
     async def _start(self) -> None:
         store = self._checkpoints
@@ -333,7 +337,12 @@ class Receiver:
             _log.error("%s: the halt was not stored in %g s", self._label, _HALT_SECONDS)
 
     def stop(self) -> None:
-        """End the iteration: at once when it waits, else after the run that is being worked on."""
+        """End the iteration: at once when it waits, else after the run that is being worked on.
+
+        Raises SettingError, as every other call, in another event loop or thread than the one that
+        opened it: `loop.call_soon_threadsafe(receiver.stop)`.
+        """
+        self._home.check()
         self._waits.stop()
 
     # -- what a caller sees --------------------------------------------------------------------
@@ -398,6 +407,7 @@ class Receiver:
         committed twice: roll back and stop.
         Raises RetryError when it is not known whether it was stored: call again.
         """
+        self._home.check()
         await self._running(self._place).save(run, connection)
 
     async def run(self, handler: Callable[[Run], Awaitable[None]]) -> None:
@@ -441,6 +451,7 @@ class Receiver:
         return self
 
     async def __anext__(self) -> Run:
+        self._home.check()
         core, receive_loop = self._running(self._core), self._running(self._receive_loop)
         self._running(self._place).come_back()
         if core.halted_by is not None:
@@ -475,6 +486,7 @@ class Receiver:
         Raises HaltError when the receiver halts, StoppedError when it ends before `row_id` or is
         closed; SettingError before the start.
         """
+        self._home.check()
         await self._running(self._place).worked_off.until(row_id)
 
     def _is_stopped(self) -> bool:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, lasting_refusal
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import OrderchainError, TopicError
-from chain_kernel.tasks import uninterrupted
-from chain_kernel.text import SummedLog, reason_of
+from chain_kernel.tasks import HomeLoop, uninterrupted
+from chain_kernel.text import SummedLog, named_reason, reason_of
 from outbox.errors import LASTING, PartEnded
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Parts:
     def __init__(self, service: str, on_end: Callable[[], None] = lambda: None) -> None:
         """`on_end` is called once, when a part has ended that should not have."""
         self._service = service
+        self.home = HomeLoop(service)
         self._on_end = on_end
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
@@ -64,6 +65,7 @@ class Parts:
 
         `is_spared`: it is not cancelled when another part ends, since it ends by itself, in order.
         """
+        self.home.enter()
         task = asyncio.create_task(work, name=f"orderchain {self._service} {name}")
         self._tasks[name] = task
         if is_spared:
@@ -72,7 +74,8 @@ class Parts:
         return task
 
     def check(self) -> None:
-        """Raise PartEnded when a part has ended."""
+        """Raise PartEnded when a part has ended, SettingError in another loop or thread."""
+        self.home.check()
         if self.failure is not None:
             raise PartEnded(self._service, self.failure.part) from self.failure.__cause__
 
@@ -81,6 +84,7 @@ class Parts:
 
         Returns if all parts were ended in order.
         """
+        self.home.check()
         await self._ended.wait()
         if self.failure is not None:
             raise self.failure.__cause__ or self.failure
@@ -119,16 +123,17 @@ class Parts:
             await asyncio.wait(tasks, timeout=timeout_seconds)
         self._tasks.clear()
         self._ended.set()
+        self.home.leave()
 
     def _one_ended(self, name: str, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if name in self._expected or self.failure is not None:
             if error is not None:
-                _log.warning("%s: %s ended with %r", self._service, name, error)
+                _log.warning("%s: %s ended with %s", self._service, name, named_reason(error))
             return
         self.failure = PartEnded(self._service, name)
         self.failure.__cause__ = error
-        _log.error("%s; its error: %r", self.failure, error)
+        _log.error("%s; its error: %s", self.failure, named_reason(error))
         self._ended.set()
         self._on_end()
         self.cancel(set(self._tasks) - self._spared)
@@ -156,7 +161,12 @@ class ServiceOfParts(ABC):
         await self._parts.wait()
 
     async def stop(self) -> None:
-        """End in order, within a deadline; also when cancelled. Otherwise never raises."""
+        """End in order, within a deadline; also when cancelled.
+
+        Raises SettingError in another event loop or thread than the one that started it, else
+        nothing.
+        """
+        self._parts.home.check()
         await uninterrupted(self._stop())
 
     async def __aenter__(self) -> Self:

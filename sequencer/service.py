@@ -19,7 +19,7 @@ from chain_kernel.errors import (
 from chain_kernel.monitoring import LAG_LIMITS
 from chain_kernel.process import calm_collector
 from chain_kernel.speed import implementation
-from chain_kernel.tasks import uninterrupted
+from chain_kernel.tasks import HomeLoop, uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
 from sequencer.committer import Committer
@@ -125,6 +125,7 @@ class Sequencer:
         # The tasks that must run for as long as this process leads, by name.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
+        self._home = HomeLoop("sequencer")
         self._is_entered = False
         self._is_open = False
         self._is_closing = False
@@ -139,6 +140,7 @@ class Sequencer:
         if self._is_entered:
             raise StoppedError(f"chain {self._config.chain_id}: this sequencer was entered before")
         self._is_entered = True
+        self._home.enter()
         try:
             await self._leadership.acquire()
             # From here on we lead: a start that takes long must not look like a dead leader, and
@@ -169,6 +171,7 @@ class Sequencer:
         traceback: TracebackType | None,
     ) -> None:
         """Commit and publish what was accepted, then close. Raises what ended the leadership."""
+        self._home.check()
         try:
             await self._finish()
         finally:
@@ -208,9 +211,10 @@ class Sequencer:
         with KeyConflict, KeyTooOld and NumberOutOfOrder for the key; Fenced, SteppedDown,
         UnknownOutcome or RetryError when it had to stop, or whatever else ended it, such as
         DurabilityError and ClockError; BrokerAway if `when_kafka_is_away` says so; StoppedError
-        when it is not open.
+        when it is not open; SettingError, as every other call, in another event loop or thread
+        than the one that opened it.
         """
-        done = asyncio.get_running_loop().create_future()
+        done = self._home.running().create_future()
         try:
             await self._batcher.add(self._alone(Order(key, payload, event_time_ns), done, within))
             ack: Ack = await done
@@ -226,7 +230,7 @@ class Sequencer:
         The cheapest way to submit orders one by one: there is no task per order. Raises QueueFull
         instead of waiting for room, else as `submit`.
         """
-        done = asyncio.get_running_loop().create_future()
+        done = self._home.running().create_future()
         self._batcher.add_nowait(self._alone(Order(key, payload, event_time_ns), done))
         return done
 
@@ -277,7 +281,7 @@ class Sequencer:
         intake: IntakeMark | None,
         within: float | None,
     ) -> Sequence[Ack]:
-        done = asyncio.get_running_loop().create_future()
+        done = self._home.running().create_future()
         entry = Entry(orders, columns.total_bytes, done, intake, columns=columns)
         self._bound(entry, within)
         try:
@@ -327,7 +331,7 @@ class Sequencer:
             )
         check_positions(positions, len(orders), intake)
         self._check_open()
-        done = asyncio.get_running_loop().create_future()
+        done = self._home.running().create_future()
         entry = entry_of_each(orders, done, intake, positions)
         self._bound(entry, within)
         await self._batcher.add(entry)
@@ -339,16 +343,19 @@ class Sequencer:
         Raises RetryError when the sequencer is not open, or the connection broke twice; else what
         ended the leadership.
         """
+        self._home.check()
         return await self._answer_of(lambda: self._store.intake(source))
 
     async def until_leading(self) -> None:
         """Wait until it takes orders. Raises what prevents that, or has ended it since."""
+        self._home.check()
         await self._started.wait()
         if self._failure is not None:
             raise self._failure
 
     async def until_stopped(self) -> None:
         """Wait until this process no longer leads. Raises the reason, unless it was closed."""
+        self._home.check()
         await self._stopped.wait()
         if self._failure is not None:
             raise self._failure
@@ -490,7 +497,7 @@ class Sequencer:
         except RetryError:
             if not self._is_open or self._failure is not None:
                 raise  # no more commits
-        done = asyncio.get_running_loop().create_future()
+        done = self._home.running().create_future()
         await self._batcher.add(Entry((), 0, done))
         await done
         return await ask()

@@ -43,7 +43,8 @@ from aiokafka.protocol.produce import ProduceRequest
 
 from chain_kernel.clients import abort
 from chain_kernel.clients.kafka_records import RecordConsumer, UnreadableRecord
-from chain_kernel.text import reason_of
+from chain_kernel.tasks import of_others
+from chain_kernel.text import named_reason, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -157,7 +158,7 @@ async def end_client(client: Any) -> None:  # noqa: ANN401 - as above
         stopping.cancel()
         _cut(client)
     if not stopping.cancelled() and (error := stopping.exception()) is not None:
-        _log.debug("a client of Kafka did not stop in order: %r", error)
+        _log.debug("a client of Kafka did not stop in order: %s", named_reason(error))
 
 
 class _Ended(dict[Any, Any]):
@@ -229,7 +230,8 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
     async def token(self) -> str:
         """Return a token. Whatever prevents it is met as a broker that is away."""
         try:
-            return await self._draw()
+            with of_others("it"):
+                return await self._draw()
         except Exception as error:  # noqa: BLE001 - a caller's function may raise anything
             raise KafkaError(f"sasl_token: {reason_of(error)}") from None
 

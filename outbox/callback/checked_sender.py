@@ -19,6 +19,7 @@ from chain_kernel.clients.topics import TopicDurability
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import RetryError
 from chain_kernel.sql import load_sql
+from chain_kernel.text import named_reason
 from outbox.callback.config import Reply
 from outbox.destination import LOSS, Destination, topics_of
 from outbox.errors import PartEnded
@@ -298,7 +299,7 @@ class CheckedSender(ServiceOfParts):
         for sent in await self._sender.send(checks, self._checks, self._oldest):
             if (error := sent.error) is not None:
                 if not isinstance(error, TopicTrouble):
-                    error = RetryError(f"the check record was not taken: {error!r}")
+                    error = RetryError(f"the check record was not taken: {named_reason(error)}")
                 return [Sent(destination.topic, -1, messages, error=error)]
         return await self._sender.send(messages, destination, self._oldest)
 

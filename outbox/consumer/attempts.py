@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from chain_kernel.clients.postgres import sqlstate_of
 from chain_kernel.tasks import uninterrupted
-from chain_kernel.text import SummedLog, counted, printable
+from chain_kernel.text import SummedLog, counted, printable, text_of
 from outbox.consumer.decisions import GiveUp, after_failure
 from outbox.consumer.inbox import (
     AWAY,
@@ -279,7 +279,7 @@ class Outcomes:
         is_refused = isinstance(error, Refused)
         due_ns = None if is_refused or isinstance(decision, GiveUp) else decision.due_ns
         # A column and a stream can hold this text, whatever the error says.
-        text = storable_error(f"{type(error).__name__}: {error}")
+        text = storable_error(f"{type(error).__name__}: {text_of(error)}")
         reason = REFUSED if is_refused else TRIES_USED_UP
         return _Failure(decision.failures, text, due_ns, reason)
 

@@ -28,7 +28,7 @@ from chain_kernel.clients.topics import TopicDurability
 from chain_kernel.clock import Clock, SystemClock
 from chain_kernel.errors import SettingError
 from chain_kernel.handlers import NotAsync, check_handler, result_of
-from chain_kernel.tasks import uninterrupted
+from chain_kernel.tasks import of_others, uninterrupted
 from chain_kernel.text import printable, reason_of
 from chain_kernel.tracing import following
 from outbox.consumer.admission import Admission
@@ -197,13 +197,18 @@ class Consumer(ClosedAtExit):
         return None
 
     def stop(self) -> None:
-        """Begin nothing more: `run` returns when its handlers are done."""
+        """Begin nothing more: `run` returns when its handlers are done.
+
+        Raises SettingError, as every other call, in another event loop or thread than the one that
+        started it: `loop.call_soon_threadsafe(consumer.stop)`.
+        """
+        self._parts.home.check()
         self._pace.stop()
 
     async def close(self) -> None:
-        """Stop, confirm and commit what is finished, and close; also when cancelled. Never raises.
+        """Stop, confirm and commit what is finished, and close; also when cancelled.
 
-        What was begun and is not finished comes again at the next start.
+        What was begun and is not finished comes again at the next start. Raises as `stop`.
         """
         self.stop()
         await uninterrupted(self._close())
@@ -252,6 +257,7 @@ class Consumer(ClosedAtExit):
     # -- work ------------------------------------------------------------------------------------
 
     async def _run(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
+        self._parts.home.check()
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self._config.at_once):
@@ -264,6 +270,11 @@ class Consumer(ClosedAtExit):
         raise error
 
     async def _work(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
+        # A group of tasks takes one that was cancelled for one that has ended, as at a stop.
+        with of_others("a worker of the consumer"):
+            await self._work_off(most, call)
+
+    async def _work_off(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
         while (attempt := await self._next(most)) is not None:
             try:
                 async with asyncio.timeout(self._config.handler_seconds):

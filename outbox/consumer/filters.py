@@ -16,6 +16,7 @@ from msgspec import Meta
 from chain_kernel.clock import Clock, SystemClock
 from chain_kernel.config import Config, mask_dsn
 from chain_kernel.errors import SettingError
+from chain_kernel.text import named_reason
 from outbox.consumer.decisions import Seen
 from outbox.destination import Seconds
 
@@ -183,7 +184,9 @@ class RedisFilter(Filter):
         except self._errors as error:
             away_ns = int(self._config.away_seconds * 1e9)
             self._away_until_ns = self._clock.monotonic_ns() + away_ns
-            _log.warning("the filter in Redis is away, the inbox decides alone: %r", error)
+            _log.warning(
+                "the filter in Redis is away, the inbox decides alone: %s", named_reason(error)
+            )
             return None
         return answer
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from chain_kernel.text import SummedLog, counted, printable
+from chain_kernel.text import SummedLog, counted, named_reason, printable
 from outbox.message import Message
 from outbox.sender.message_sender import TopicTrouble
 
@@ -320,7 +320,9 @@ class ParcelSender:
             self._is_hungry = False
             self.on_room()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a round of sends to %s failed: %r", printable(queue.name), error)
+            _log.error(
+                "a round of sends to %s failed: %s", printable(queue.name), named_reason(error)
+            )
 
     async def _round(self, queue: _DestinationQueue, parcels: list[Parcel]) -> None:
         messages = [message for parcel in parcels for message in parcel.messages]
@@ -434,5 +436,4 @@ def _claims(messages: list[Message], held: dict[int, UUID]) -> MessageClaims:
 
 def failure_text(error: Exception | None) -> str:
     """Return why a send failed, in one line of at most ERROR_CHARACTERS_MAX characters."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return printable(" ".join(text.split()), ERROR_CHARACTERS_MAX)
+    return printable(named_reason(error), ERROR_CHARACTERS_MAX)

@@ -246,10 +246,12 @@ class Relay(ServiceOfParts):
 
     async def sweep(self, *, everything: bool = True) -> int:
         """Sweep now, and return how many deliveries were looked at. Raises RetryError."""
+        self._parts.home.check()
         return await self._sweep.sweep(everything=everything)
 
     async def keep(self) -> None:
         """Make and drop partitions, and read the destinations again, now. Raises RetryError."""
+        self._parts.home.check()
         await self._read_destinations()
         await self._retention.keep()
 

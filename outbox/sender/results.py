@@ -295,7 +295,7 @@ class ConfirmIntake:
                 if error.missing is not None:
                     raise
                 # As any bad confirm: what it would have confirmed is sent again.
-                _log.error("%s; passed over", error)
+                _log.error("%s; passed over", reason_of(error))
                 consumer.seek(error.at, error.next_offset)
                 continue
             records = [record for some in fetched.values() for record in some]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID, uuid4
 
 from chain_kernel.errors import RetryError
-from chain_kernel.text import counted, printable
+from chain_kernel.tasks import of_others
+from chain_kernel.text import counted, named_reason, printable
 from outbox.sender.due_decisions import (
     DueDelivery,
     ResendDecision,
@@ -217,9 +218,10 @@ def _is_full(due: list[DueDelivery], share: Share) -> bool:
 async def _asked(consumer: str, log: ConsumerLog, message_ids: Sequence[UUID]) -> set[UUID]:
     """Ask a consumer's log. Raises RetryError: what can't be looked up is not sent either."""
     try:
-        return await log.applied(message_ids)
+        with of_others("it"):
+            return await log.applied(message_ids)
     except Exception as error:
-        raise RetryError(f"the log of consumer {consumer!r}: {error!r}") from error
+        raise RetryError(f"the log of consumer {consumer!r}: {named_reason(error)}") from error
 
 
 LINES_MAX: Final = 20

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from chain_kernel.clock import time_of
 from chain_kernel.testing.memory_sql import stored_already
 from chain_kernel.testing.virtual_loop import virtual_clock
+from chain_kernel.text import text_of
 from outbox.acts import DeadLetter
 from outbox.consumer.attempts import Refused
 from outbox.consumer.config import TrustedSenders
@@ -325,7 +326,7 @@ class MemoryInbox:
             return
         (delivery,), now_ns = deliveries, virtual_clock().wall_ns()
         decision = after_failure(config.retries, delivery.failures, now_ns)
-        text = storable_error(f"{type(error).__name__}: {error}")
+        text = storable_error(f"{type(error).__name__}: {text_of(error)}")
         if isinstance(error, Refused) or isinstance(decision, GiveUp):
             reason = REFUSED if isinstance(error, Refused) else TRIES_USED_UP
             self.dead[delivery.message_id] = DeadLetter(

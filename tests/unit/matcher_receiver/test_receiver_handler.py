@@ -11,8 +11,10 @@ import pytest
 from chain_kernel.errors import RetryError
 from chain_kernel.handlers import NotAsync
 from chain_kernel.model import Run
+from chain_kernel.tasks import SelfCancelled
 from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from tests.cancellation import CancelledAt
+from tests.other_loops import refusal_elsewhere
 from tests.virtual import virtual
 
 from .memory import MemoryRecords
@@ -41,6 +43,40 @@ async def test_run_hands_each_run_to_the_handler_and_stores_the_place_behind_it(
         await receiver.run(handler)
     assert ids == rig.chain.ids
     assert records.stored == rig.chain.mark()
+
+
+@virtual
+async def test_handler_that_cancels_itself_is_a_failure_and_its_run_comes_again() -> None:
+    rig, records = with_records([4, 8])
+    calls: list[Run] = []
+
+    async def handler(run: Run) -> None:
+        calls.append(run)
+        if len(calls) == 1:
+            raise asyncio.CancelledError
+
+    async with rig.receiver(until="head") as receiver:
+        with pytest.raises(SelfCancelled, match="the handler raised CancelledError, though"):
+            await receiver.run(handler)
+        assert records.stored is not None
+        assert records.stored.id == 0
+        await receiver.run(handler)
+    assert calls[0] == calls[1]
+    assert records.stored == rig.chain.mark()
+
+
+@virtual
+async def test_receiver_is_asked_in_its_own_loop_alone() -> None:
+    rig, _ = with_records([4])
+    async with rig.receiver(until="head") as receiver:
+        run = await anext(receiver)
+        calls: list[Callable[[], Any]] = [
+            lambda: anext(receiver), lambda: receiver.checkpoint(run), receiver.stop,
+            lambda: receiver.until_delivered(1), lambda: receiver.__aexit__(None, None, None),
+        ]  # fmt: skip
+        for call in calls:
+            assert "of the receiver was 'from another event loop or thr" in refusal_elsewhere(call)
+        await receiver.checkpoint(run)
 
 
 @virtual

@@ -11,7 +11,7 @@ import pytest
 import outbox
 
 PACKAGE = Path(outbox.__file__).parent
-ESCAPING = {"printable", "reason_of", "failure_text", "counted"}
+ESCAPING = {"printable", "reason_of", "named_reason", "failure_text", "counted"}
 OURS = {
     "each.message_id", "partition.ends_at", "reason", "name", "trouble", "more", "self.failure",
     "self._service", "topic", "at.topic",

@@ -16,6 +16,7 @@ from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import Filter
 from outbox.records import RETRYING
 from tests.deadlines import deadline
+from tests.other_loops import refusal_elsewhere
 
 from ..hand_clock import HandClock
 from .rig import Rig, apply, apply_many
@@ -57,6 +58,43 @@ async def until(rig: Rig, condition: str, *values: object) -> None:
     async with deadline():
         while not await rig.admin.fetchval(condition, *values):
             pass
+
+
+class Mute(Exception):
+    """An error that fails as it is asked for its text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
+async def test_handler_that_cancels_itself_or_fails_without_a_text_stops_nothing(rig: Rig) -> None:
+    async def handle(delivery: Delivery, connection: Any) -> None:
+        note = delivery.payload.decode()
+        await apply(delivery, connection)
+        if note == "cancelled":
+            raise asyncio.CancelledError
+        if note == "mute":
+            raise Mute
+
+    notes = ["first", "cancelled", "mute", "last"]
+    messages = [rig.message(note) for note in notes]
+    await rig.send(*messages)
+    once = RetryLevels(levels_seconds=(DAY,), tries_max=1)
+    consumer = rig.consumer(retries=once, at_once=1, filter=Filter())
+    assert await rig.work_off(consumer, messages[-1], handle) == notes
+    assert await rig.effects() == {"first": 1, "last": 1}
+    rows = await rig.admin.fetch("SELECT last_error FROM inbox_parked ORDER BY message_id")
+    assert [error for (error,) in rows] == [
+        "SelfCancelled: the handler raised CancelledError, though its task was not cancelled",
+        "Mute: no text: ValueError in its __str__",
+    ]
+
+
+async def test_consumer_is_asked_in_its_own_loop_alone(rig: Rig) -> None:
+    consumer = rig.consumer()
+    async with deadline(), consumer:
+        for call in (consumer.stop, consumer.close, lambda: consumer.run(apply)):
+            assert "of the consumer was 'from another event loop or thr" in refusal_elsewhere(call)
 
 
 HAS_FAILED = "SELECT EXISTS (SELECT FROM inbox_parked WHERE message_id = $1 AND failures = $2)"
