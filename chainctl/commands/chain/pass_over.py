@@ -14,7 +14,6 @@ from chainctl.database import SQL, acting_on
 from chainctl.event_loop import run_async
 from chainctl.options import (
     Command,
-    Integer,
     Name,
     acts_by_hand,
     chain_option,
@@ -22,6 +21,7 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data_json, talk
+from chainctl.units import Integer
 
 if TYPE_CHECKING:
     from chain_kernel.clients.kafka import UnreadableRecord
