@@ -332,6 +332,9 @@ SELECT current_setting('synchronous_standby_names') AS wanted, count(*) AS stand
        count(*) FILTER (WHERE state IS NULL) AS hidden
   FROM pg_stat_replication
 
+-- notifications: how full the cluster's queue of notifications is, from 0 to 1
+SELECT pg_notification_queue_usage()
+
 -- room: take some of the server's disk, in a transaction that is rolled back: about 1 MB
 CREATE TEMPORARY TABLE doctor_room ON COMMIT DROP AS SELECT generate_series(1, 30000) AS n
 

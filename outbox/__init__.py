@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         BusinessTransaction as BusinessTransaction,
         add as add,
         add_many as add_many,
+        wake as wake,
     )
     from outbox.sender.config import KeepConfig as KeepConfig, RelayConfig as RelayConfig
     from outbox.sender.relay import FireAfterCommit as FireAfterCommit, Relay as Relay
@@ -67,7 +68,7 @@ _NAMES = {
     ),
     "outbox.message": "Message draw_message_ids",
     "outbox.records": "Confirm Progress",
-    "outbox.sender.business": "BusinessTransaction add add_many",
+    "outbox.sender.business": "BusinessTransaction add add_many wake",
     "outbox.sender.config": "KeepConfig RelayConfig",
     "outbox.sender.relay": "FireAfterCommit Relay",
     "outbox.sender.upkeep": (

@@ -157,6 +157,7 @@ async def store(business: Connection, rows: Sequence[Message], to: Relay | None)
     if to is None:
         async with business.transaction():
             await outbox.add_many(business, rows)
+        await outbox.wake(business)
     else:
         async with to.transaction(business) as transaction:
             await transaction.add_many(rows)

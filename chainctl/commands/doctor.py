@@ -58,6 +58,9 @@ FAILED: Final = "failed"
 CLOCK_SECONDS_MAX: Final = 1.0
 """A larger difference between this machine and the database makes times of commits misleading."""
 
+QUEUE_SHARE_MAX: Final = 0.5
+"""A queue of notifications that is fuller makes the server itself warn."""
+
 GAPS_EXAMINED: Final = 100
 """So many open gaps are looked at, the last ones: each receiver has one or two."""
 
@@ -189,6 +192,7 @@ async def _database(settings: Settings) -> list[DoctorLine]:
             await _clock(connection),
             *await _durability(connection),
             await look_at_replication(connection),
+            await look_at_notifications(connection),
             await _room(connection),
             *map(_late_commit, await look_for_late_commits(connection)),
         ]
@@ -315,6 +319,15 @@ async def look_at_replication(connection: Connection) -> DoctorLine:
         return _ok("replication", text)
     to_do = "start a standby of that name, or change synchronous_standby_names"
     return _failed("replication", f"{text}, none of which is synchronous: no commit ends", to_do)
+
+
+async def look_at_notifications(connection: Connection) -> DoctorLine:
+    """Look how full the cluster's queue of notifications is: a full one fails who notifies."""
+    used = float(await connection.fetchval(SQL["notifications"]))
+    if used < QUEUE_SHARE_MAX:
+        return _ok("notifications", f"{used:.0%} of the queue is used")
+    to_do = "end the oldest transaction of a session that listens (pg_stat_activity)"
+    return _warning("notifications", f"{used:.0%} of the queue is used", to_do)
 
 
 def _late_commit(late: Late) -> DoctorLine:

@@ -10,6 +10,7 @@ and so for everything that was committed before it.
 
 from __future__ import annotations
 
+import logging
 from binascii import b2a_base64
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from chain_kernel.clients.postgres import (
 )
 from chain_kernel.clients.session import is_durable, watch_for_cancelled_waits
 from chain_kernel.errors import SettingError
-from chain_kernel.text import counted
+from chain_kernel.text import counted, reason_of
 from outbox.destination import MESSAGES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
 from outbox.message import (
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.postgres import Connection, Record
 
+
+_log = logging.getLogger(__name__)
 
 _FULL: Final = "53000"
 """The SQLSTATE that outbox_add_many raises; the server itself has longer codes for what it runs out
@@ -71,6 +74,12 @@ half the cost of the text form of `bytea`.
 The second half returns no row: it adds the mark $9 to a setting of the transaction. A rollback to a
 savepoint undoes that along with the messages; `SYNCHRONOUS` returns the marks that are left. They
 are kept as ranges, `0-4 7-9`: the setting is copied by each statement, and must stay short."""
+
+WAKE: Final = """
+SELECT set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '100ms', true),
+       pg_notify('outbox_ready', '')
+"""
+"""In a transaction of its own, which waits neither for the disk nor for others that notify."""
 
 
 async def add(
@@ -101,6 +110,22 @@ async def add_many(connection: Connection, messages: Sequence[Message]) -> None:
     Draw their ids with `outbox.message.draw_message_ids`.
     """
     await store_messages(connection, messages)
+
+
+async def wake(connection: Connection) -> None:
+    """Have the relays look for what was stored, after its commit; else they do within their
+    `sweep_seconds`.
+
+    It is only a hint, and raises no error of the database. Raises SettingError in a transaction: a
+    notification would delay its commit, and could fail it.
+    """
+    if connection.is_in_transaction():
+        expected = "one outside of a transaction: relays are woken after the commit"
+        raise SettingError("connection", "in a transaction", expected)
+    try:
+        await fetch_of_owner(connection, WAKE)
+    except DRIVER_ERRORS as error:
+        _log.debug("the relays are not woken: %s", reason_of(error))
 
 
 async def store_messages(

@@ -33,6 +33,7 @@ from chain_kernel.sql import load_sql
 from chain_kernel.text import printable, reason_of
 from outbox.parts import endless
 from outbox.records import DUE_NS_MAX
+from outbox.sender.business import wake
 from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
 from outbox.sender.sweep import report_abnormal
@@ -262,6 +263,8 @@ class CheckBack:
         for change, message_ids in decided.items():
             if message_ids:
                 await decide_messages(self._session, change, message_ids, token)
+        if decided[Change.COMMITTED]:
+            await self._session.run(wake)
         if again:
             await self._session.execute(SQL["ask_again"], *zip(*again, strict=True), token)
 

@@ -76,9 +76,9 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     """The Kafka group in which the relays of this database share the confirm topics. Use another
     one for every other database, or one would take the other's confirms."""
 
-    sweep_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
-    """How often the sweep looks for what is due. What others store is still sent at once: they wake
-    the relay when they commit."""
+    sweep_seconds: Annotated[float, Meta(gt=0, le=3600)] = 0.2
+    """How often the sweep looks for what is due: what others store waits so long, and not at
+    all where they `wake` the relays after their commit."""
     sweep_rows_max: Annotated[int, Meta(ge=1, le=50_000)] = 2_000
     """Deliveries of one round of the sweep; full rounds follow each other at once."""
     sweep_bytes_max: Annotated[int, Meta(ge=2**20, le=2**30)] = 32 * 2**20

@@ -91,8 +91,8 @@ class Relay(ServiceOfParts):
     """Sends, sweeps, takes confirms in, and cleans up. Any number may share the tables.
 
     It may run inside the business's own process: then `transaction` hands its messages over in
-    memory, and neither the claim nor the message is read back from the database. What others store
-    wakes it through the database. The sweep finds what it loses with its process.
+    memory, and neither the claim nor the message is read back from the database. The sweep finds
+    what others store, and what it loses with its process.
 
     When a part of it has ended, `transaction` raises PartEnded. A stop sends and writes what was
     handed over, within `stop_seconds`; the rest is swept later.

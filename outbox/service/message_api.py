@@ -19,7 +19,7 @@ from chain_kernel.sql import load_sql
 from chain_kernel.tracing import TRACEPARENT, TRACESTATE
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, made_at
-from outbox.sender.business import store_messages
+from outbox.sender.business import store_messages, wake
 from outbox.sender.check_back import decide_messages, standings
 from outbox.sender.store import RelayStore, headers_of
 from outbox.service.interface import Decided, Page, ShownDelivery, ShownMessage, StoredMessages
@@ -186,6 +186,8 @@ class MessageApi:
                     break
             else:
                 raise MessageError("message_id", "one of several", "an id of its own")
+            if new and not is_prepared:
+                await session.run(wake)
             if len(new) < len(messages):
                 await session.barrier()
         ids = [str(message.message_id) for message in messages]
@@ -209,6 +211,8 @@ class MessageApi:
                     for message_id in late:
                         if _is_undecided(sender, change, message_id, after.get(message_id)):
                             raise TransitionRefused("unknown", _WORDS[change], "prepared")
+            if decided and change is Change.COMMITTED:
+                await session.run(wake)
             if len(decided) < len(message_ids):
                 await session.barrier()
         return Decided(len(decided), len(message_ids) - len(decided))

@@ -207,8 +207,9 @@ $$;
 -- It raises, with SQLSTATE 53000, while the outbox takes more on disk than it may.
 --
 -- `claim` stores them as claimed for the first try by that token, for a caller that sends them
--- itself after this has committed; otherwise they are due at once, and the relays are woken at the
--- commit. `check_at` stores them as prepared: not to be sent before their sender decides.
+-- itself after this has committed; otherwise they are due at once. It notifies no relay: a NOTIFY
+-- would forbid PREPARE TRANSACTION, let one business commit at a time, and fail it with a full queue.
+-- `check_at` stores them as prepared: not to be sent before their sender decides.
 CREATE FUNCTION outbox_add_many(
     message_ids uuid[], destinations text[], keys text[], headers jsonb[], payloads bytea[],
     claim uuid DEFAULT NULL, check_at timestamptz DEFAULT NULL, sender text DEFAULT NULL
@@ -270,9 +271,6 @@ BEGIN
       JOIN public.outbox_destination AS known USING (destination)
      CROSS JOIN LATERAL unnest(CASE known.confirm WHEN 'none' THEN ARRAY['']
                                     ELSE known.consumers END) AS consumer;
-    IF claim IS NULL AND check_at IS NULL THEN
-        PERFORM pg_notify('outbox_ready', '');
-    END IF;
 END
 $$;
 
@@ -570,7 +568,6 @@ BEGIN
            last_error = CASE what WHEN 'resend' THEN pending.last_error END
       FROM unnest(ids, consumers) AS chosen (message_id, consumer)
      WHERE pending.message_id = chosen.message_id AND pending.consumer = chosen.consumer;
-    PERFORM pg_notify('outbox_ready', '');
 END
 $$;
 

@@ -62,18 +62,12 @@ RETURNING pending.message_id, pending.consumer, pending.destination, pending.sen
        pending.last_error
 
 -- committed: the sender decided for messages: due at once, from the statuses $2; $3: by that claim
-WITH decided AS (
-    UPDATE outbox_pending
-       SET status = 0, is_decided = true, asked = NULL, send_count = 0, claim_count = 0,
-           next_send_at = now(), claim_token = NULL, last_error = NULL
-     WHERE message_id = ANY($1::uuid[]) AND status = ANY($2::smallint[]) AND NOT is_decided
-       AND ($3::uuid IS NULL OR claim_token = $3)
-    RETURNING message_id
-), woken AS (
-    -- Relays are notified when this commits.
-    SELECT pg_notify('outbox_ready', '') FROM decided LIMIT 1
-)
-SELECT DISTINCT decided.message_id FROM decided LEFT JOIN woken ON true
+UPDATE outbox_pending
+   SET status = 0, is_decided = true, asked = NULL, send_count = 0, claim_count = 0,
+       next_send_at = now(), claim_token = NULL, last_error = NULL
+ WHERE message_id = ANY($1::uuid[]) AND status = ANY($2::smallint[]) AND NOT is_decided
+   AND ($3::uuid IS NULL OR claim_token = $3)
+RETURNING message_id
 
 -- rolled_back: the sender decided against messages: cancelled, from the statuses $2; $3 as above
 WITH gone AS (

@@ -18,7 +18,7 @@ from chain_kernel.testing.memory_sql import (
 )
 from chain_kernel.testing.virtual_loop import NotWorkedOff, VirtualTime, virtual_clock
 from outbox.consumer.config import ConsumerConfig
-from outbox.sender.business import STORE, BusinessTransaction, watched_transaction
+from outbox.sender.business import STORE, WAKE, BusinessTransaction, watched_transaction
 from outbox.session import SYNCHRONOUS
 from outbox.testing.faults import CrashPlan, Faults, Killed, Life
 from outbox.testing.memory_deliveries import MemoryInbox, MemoryTables
@@ -64,6 +64,7 @@ class MemoryOutbox:
         self._tables = MemoryTables(self._faults)
         self._inboxes: dict[str, MemoryInbox] = {}
         self._database.build_in(STORE, self._tables.add_many)
+        self._database.build_in(WAKE, _wake)
         for count in range(2, len(_ARGUMENTS) + 1):
             statement = _ADD_ONE.format(", ".join(_ARGUMENTS[:count]))
             self._database.build_in(statement, self._tables.add_one)
@@ -312,3 +313,7 @@ async def _called(
 
 async def _synchronous(connection: MemoryConnection) -> Sequence[tuple[str, str]]:
     return [("on", "")]
+
+
+async def _wake(connection: MemoryConnection) -> Sequence[tuple[str]]:
+    return []

@@ -16,7 +16,7 @@ from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, s
 from outbox.message import Message, draw_message_ids
 from outbox.records import RETRYING, encode_confirms, proof_of, read_headers, token_of
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER, ROLES_OF
-from outbox.sender.business import store_messages
+from outbox.sender.business import store_messages, wake
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
@@ -121,6 +121,7 @@ class Sender:
         async with business.transaction():
             messages = [Message(each, destination, payload) for each in chosen]
             await store_messages(business, messages, claim=claim)
+        await wake(business)
         return chosen
 
     async def statuses(self) -> dict[UUID, Status]:

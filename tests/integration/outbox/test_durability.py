@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 import outbox
-from chain_kernel.errors import DurabilityError, RetryError
+from chain_kernel.errors import DurabilityError, RetryError, SettingError
 from chain_kernel.sql import LOGIN_ROLES
+from chainctl.commands.doctor import look_at_notifications
 from chainctl.schema.parts import PARTS
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
@@ -62,6 +63,7 @@ def own_server(session_folder: Path) -> Iterator[PostgresServer]:
         port=free_port(),
         passwords={role: secrets.token_hex(16) for role in (SUPERUSER, *LOGIN_ROLES)},
         max_wal_size_mb=256,
+        settings={"max_prepared_transactions": "2", "max_notify_queue_pages": "64"},
     )
     with PostgresServer(config) as server:
         server.prepare_roles()
@@ -445,3 +447,53 @@ async def test_decisions_are_durable_also_in_a_session_that_is_not(own: Database
         assert await connection.fetchval("SHOW synchronous_commit") == "on"
     assert await connection.fetchval("SHOW synchronous_commit") == "off"
     await connection.close()
+
+
+# ----------------------------------------------------- a cluster whose notifications are in trouble
+
+
+async def test_business_prepares_its_transaction_and_needs_no_room_for_notifications(
+    own: Database,
+) -> None:
+    sender = own.sender
+    clearing = await sender.set_up(confirm="none")
+    listener, business = await sender.connect(SUPERUSER), await sender.connect()
+    await listener.execute("LISTEN other")
+    await listener.execute("BEGIN")  # so the queue is not emptied
+    many = "SELECT pg_notify('other', repeat('x', 7000) || n) FROM generate_series(1, 1000) AS n"
+    with pytest.raises(asyncpg.ProgramLimitExceededError):
+        await sender.admin.execute(many)
+    line = await look_at_notifications(sender.admin)
+    assert (line.state, line.what) == ("warning", "notifications")
+
+    async with business.transaction():
+        alone = await outbox.add(business, "clearing", b"alone")
+    await outbox.wake(business)  # cannot, and says nothing
+    await business.execute("BEGIN")
+    prepared = draw_message_ids(1)[0]
+    # The driver does not see such a BEGIN as a transaction of its own: as from another program.
+    await business.execute("SELECT outbox_add('clearing', 'x', message_id => $1)", prepared)
+    await business.execute("PREPARE TRANSACTION 'of two phases'")
+    async with sender.relay(sweep_seconds=0.05):
+        await sender.until_status(alone, Status.CONFIRMED)
+        assert await sender.sent(clearing) == [alone]
+        await business.execute("COMMIT PREPARED 'of two phases'")
+        await sender.until_status(prepared, Status.CONFIRMED)
+    assert await sender.sent(clearing) == [alone, prepared]
+    await listener.execute("ROLLBACK")
+    await listener.execute("UNLISTEN *")
+    await sender.until_true("SELECT pg_notification_queue_usage() < 0.5")
+    assert (await look_at_notifications(sender.admin)).state == "ok"
+
+
+async def test_relays_are_woken_after_the_commit_and_never_in_a_transaction(own: Database) -> None:
+    clearing = await own.sender.set_up(confirm="none")
+    business = await own.sender.connect()
+    async with own.sender.relay():  # it sweeps once an hour
+        async with business.transaction():
+            message_id = await outbox.add(business, "clearing", b"x")
+            with pytest.raises(SettingError, match="outside of a transaction"):
+                await outbox.wake(business)
+        await outbox.wake(business)
+        await own.sender.until_status(message_id, Status.CONFIRMED)
+    assert await own.sender.sent(clearing) == [message_id]

@@ -82,6 +82,7 @@ async def test_forged_record_is_not_applied_and_its_confirm_goes_nowhere(
             genuine = await outbox.add(
                 business, "clearing", b"genuine", key="k", headers={"trace": "1"}
             )
+        await outbox.wake(business)
         await sender.until_status(genuine, Status.CONFIRMED)
         (record,) = await sender.records(clearing.topic)
         headers = list(record.headers)
@@ -103,6 +104,7 @@ async def test_forged_record_is_not_applied_and_its_confirm_goes_nowhere(
         )  # fmt: skip
         async with business.transaction():
             last = await outbox.add(business, "clearing", b"last")
+        await outbox.wake(business)
         database_key = await sender.confirm_key()
         keys = tuple(destination_key(database_key, name).hex() for name in ("old", "clearing"))
         assert await applied(sender, b"last", keys=keys) == [b"genuine", b"last"]

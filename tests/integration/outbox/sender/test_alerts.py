@@ -58,6 +58,7 @@ async def test_message_that_its_consumer_does_not_confirm(sender: Sender, tmp_pa
     ):
         async with business.transaction():
             await outbox.add_many(business, [Message(old, "clearing", b"x")])
+        await outbox.wake(business)
         await sender.until_status(old, Status.CONFIRMED)
 
 

@@ -55,7 +55,7 @@ async def test_destination_of_a_message_that_is_being_added_is_not_removed(sende
                 waits, operator.get_server_pid()
             ):
                 await asyncio.sleep(0.02)
-    with pytest.raises(SettingError, match=r"without unfinished deliveries \(there are 1\)"):
+    with pytest.raises(SettingError, match=r"without unfinished deliveries \(there are 1:"):
         await removing
     await sender.admin.execute("DELETE FROM outbox_pending")
     await remove_destination(operator, "d")

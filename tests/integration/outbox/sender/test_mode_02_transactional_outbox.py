@@ -52,7 +52,7 @@ async def test_message_of_a_committed_transaction_arrives_and_the_sweep_is_idle(
     assert (row["send_count"], row["claim_token"]) == (1, None)
 
 
-async def test_message_stored_without_a_relay_wakes_one_at_the_commit(sender: Sender) -> None:
+async def test_message_stored_without_a_relay_is_sent_by_one_that_is_woken(sender: Sender) -> None:
     clearing = await sender.set_up()
     business = await sender.connect()
     async with sender.relay() as relay:
@@ -61,6 +61,7 @@ async def test_message_stored_without_a_relay_wakes_one_at_the_commit(sender: Se
             by_sql = await business.fetchval(
                 "SELECT outbox_add('clearing', '2', 'k', '{\"a\": \"b\"}')"
             )
+        await outbox.wake(business)
         for message_id in (by_python, by_sql):
             await sender.until_status(message_id, Status.CONFIRMED)
         assert relay.stats().swept == 2
@@ -229,6 +230,7 @@ async def test_id_of_a_strange_clock_goes_to_the_default_partition_and_is_sent(
         async with business.transaction():
             for message_id in strange:
                 await outbox.add(business, "clearing", b"x", message_id=message_id)
+        await outbox.wake(business)
         for message_id in strange:
             await sender.until_status(message_id, Status.CONFIRMED)
     assert sorted(await sender.sent(clearing)) == strange

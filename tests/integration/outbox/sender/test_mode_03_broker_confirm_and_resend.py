@@ -163,6 +163,7 @@ async def test_topic_that_refuses_a_message_does_not_harm_the_others(sender: Sen
         async with business.transaction():
             await outbox.add(business, "small", bytes(5_000), message_id=large)
             await outbox.add_many(business, [Message(each, "small", bytes(300)) for each in small])
+        await outbox.wake(business)
         await sender.until_status(small[-1], Status.CONFIRMED)
         await relay.settle()
         (row,) = await sender.pending()
@@ -192,6 +193,7 @@ async def test_send_that_fails_leaves_the_sends_to_other_destinations_under_way(
             for each in large:
                 await outbox.add(business, "clearing", bytes(250_000), message_id=each)
             await outbox.add(business, "small", bytes(5_000), message_id=refused)
+        await outbox.wake(business)
         await sender.until_counted(relay, swept=81)
         await relay.settle()
         assert relay.stats().failed == 1
