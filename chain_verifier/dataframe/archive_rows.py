@@ -40,10 +40,7 @@ class PartRange(Struct, frozen=True, tag=True):
 def part_ranges(options: ChainOptions) -> list[PartRange]:
     """Return what is read, by the manifests. Raises InputError, SettingError."""
     archive = place_of("source", options.folder)
-    chains = options.chains
-    if chains is None or options.is_filtered:
-        held = _chains_in(archive)
-        chains = tuple(number for number in held if chains is None or number in chains)
+    chains = _chains_in(archive) if options.chains is None else options.chains
     return [
         PartRange(
             chain_id,

@@ -25,23 +25,6 @@ SELECT chain_id, max(last_id) AS until_id, sum(row_count)::bigint AS rows
  GROUP BY chain_id, part
  ORDER BY chain_id, part;
 
--- pages_of_time: as `pages` of `chain_verifier/database.sql`, those alone that have a row with an
--- event time from $6 to $7; with the chain's head, which also comes without a page
-SELECT h.last_id AS head_id, s.last_id, s.ids, s.pids, s.keys, s.event_times_ns, s.payloads
-  FROM public.chain_head h
-  LEFT JOIN (SELECT *, sum(pg_column_size(ids) + pg_column_size(pids) + pg_column_size(keys)
-                           + pg_column_size(event_times_ns) + pg_column_size(payloads)) OVER (
-                           ORDER BY last_id RANGE BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-                    AS before
-               FROM (SELECT * FROM public.chain_page
-                      WHERE chain_id = $1 AND last_id > $2 AND last_id <= $3
-                        AND EXISTS (SELECT FROM pg_catalog.unnest(event_times_ns) AS t (ns)
-                                     WHERE t.ns >= $6::bigint AND t.ns <= $7::bigint)
-                      ORDER BY last_id FETCH FIRST $5 ROWS WITH TIES) n) s
-         ON coalesce(s.before, 0) < $4
- WHERE h.chain_id = $1
- ORDER BY s.last_id;
-
 -- batch_ends: the batches of a chain that hold rows after $2 up to $3; with its head, which also
 -- comes without a batch
 SELECT h.last_id AS head_id, b.last_id, b.epoch

@@ -110,7 +110,7 @@ class ChainHeads:
         asked = self._options.chains
         found = reading.fetch(_SQL["chains"], None if asked is None else list(asked))
         missing = set(asked or ()) - {chain["chain_id"] for chain in found}
-        if missing and not self._options.is_filtered:
+        if missing:
             raise ChainMissing(min(missing))
         return found
 
@@ -146,50 +146,32 @@ class Reading:
         """Return the rows of a statement. Raises what `Session.fetch` raises."""
         return self._runner.run(self._session.fetch(statement, *values))
 
-    def batches(
-        self, asked: PageRange, times_ns: tuple[int | None, int | None]
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, asked: PageRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range in their order, a page at a time.
 
-        Pages without a row of these times are left out by the server. Raises RowsArchived for rows
-        that were archived since the range was planned, RowsMissing where pages end before it does,
-        or the server lags.
+        Raises RowsArchived for rows that were archived since the range was planned, RowsMissing
+        where pages end before it does, or the server lags.
         """
         number, at_id = asked.chain_id, asked.after_id
-        found = self._found(asked, _SQL["batch_ends"], number, asked.after_id, asked.until_id)
-        ends = np.array([batch["last_id"] for batch in found], np.int64)
-        epochs = np.array([batch["epoch"] for batch in found], np.int64)
+        found = self.fetch(_SQL["batch_ends"], number, asked.after_id, asked.until_id)
+        # A server that lags may answer instead: its head is of the same snapshot.
+        if not found or found[0]["head_id"] < asked.until_id:
+            raise RowsMissing(number, asked.after_id, asked.until_id)
+        batches = [batch for batch in found if batch["last_id"] is not None]
+        ends = np.array([batch["last_id"] for batch in batches], np.int64)
+        epochs = np.array([batch["epoch"] for batch in batches], np.int64)
         while at_id < asked.until_id:
-            pages = self._pages(asked, at_id, times_ns)
+            given = (number, at_id, asked.page_id, _BYTES, _PAGES)
+            pages = self.fetch(filled(SQL["pages"], *given))
             # A boundary is set before pages go, so it is read after them.
             boundary_id = self.fetch(filled(SQL["boundary"], number))[0]["boundary_id"]
             if at_id < boundary_id:
                 raise RowsArchived(number, at_id, boundary_id)
             if not pages:
-                if times_ns == (None, None):
-                    raise RowsMissing(number, at_id, asked.until_id)
-                return
+                raise RowsMissing(number, at_id, asked.until_id)
             for page in pages:
                 yield _rows(asked, page, ends, epochs)
             at_id = pages[-1]["last_id"]
-
-    def _pages(
-        self, asked: PageRange, after_id: int, times_ns: tuple[int | None, int | None]
-    ) -> list[Any]:
-        first, last = times_ns
-        given = (asked.chain_id, after_id, asked.page_id, _BYTES, _PAGES)
-        if first is None or last is None:
-            return self.fetch(filled(SQL["pages"], *given))
-        return self._found(asked, filled(_SQL["pages_of_time"], *given, first, last))
-
-    def _found(self, asked: PageRange, statement: str, *values: object) -> list[Any]:
-        """Return what there is, which may be nothing, once the head of the same snapshot shows that
-        the server has the range: of several, one that lags may answer.
-        """
-        found = self.fetch(statement, *values)
-        if not found or found[0]["head_id"] < asked.until_id:
-            raise RowsMissing(asked.chain_id, asked.after_id, asked.until_id)
-        return [each for each in found if each["last_id"] is not None]
 
 
 def _rows(asked: PageRange, page: Any, ends: Any, epochs: Any) -> pa.RecordBatch:  # noqa: ANN401
@@ -200,10 +182,8 @@ def _rows(asked: PageRange, page: Any, ends: Any, epochs: Any) -> pa.RecordBatch
     return within(rows_of(asked.chain_id, event, *facts), asked.after_id, asked.until_id)
 
 
-def read_pages(
-    url: str, ranges: Sequence[PageRange], times_ns: tuple[int | None, int | None]
-) -> Iterator[pa.RecordBatch]:
+def read_pages(url: str, ranges: Sequence[PageRange]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ranges in their order, over one connection; within a worker of Spark."""
     with Reading(url) as reading:
         for asked in ranges:
-            yield from reading.batches(asked, times_ns)
+            yield from reading.batches(asked)

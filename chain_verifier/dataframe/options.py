@@ -1,36 +1,26 @@
-"""What a reader asks for: its options, narrowed by the filters of the query."""
+"""The options of a reader."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clock import ns_of
 from chain_kernel.errors import SettingError
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_verifier.config import TopicSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 _PARTITION_ROWS: Final = 1_000_000
 """Rows of a task: few seconds of work, and what a failed task repeats."""
 
-_TIME_MIN: Final = -(2**63)
-_TIME_MAX: Final = 2**63 - 1
-
 _SOURCES: Final = "database, topic, topic:NAME or archive:PLACE"
 _RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
-_COMPARISONS: Final = (
-    "EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual",
-)  # fmt: skip
-"""Spark's filters that bound a column."""
 _KAFKA: Final = "kafka."
 _KNOWN: Final = frozenset(
     {"source", "url", "kafka", "path", "chains", "start", "until", "partitionrows"}
@@ -47,15 +37,11 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
     kafka: KafkaConfig | None
     chains: tuple[int, ...] | None
     """None: all that there are."""
-    is_filtered: bool = False
-    """Whether a filter of the query has named them: one that does not exist has no rows."""
     start: int
     """Rows after this id."""
     until: int
     """Rows up to this id."""
     partition_rows: int
-    first_time_ns: int = _TIME_MIN
-    last_time_ns: int = _TIME_MAX
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> ChainOptions:
@@ -107,60 +93,6 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
     def topic(self) -> TopicSource:
         """The topic as a verification reads it."""
         return TopicSource(kafka=self.kafka or "", topic=self.source.partition(":")[2] or None)
-
-    def narrowed(self, filters: Iterable[Any]) -> ChainOptions:
-        """Return the options narrowed by filters of Spark, which Spark applies once more.
-
-        Those on `chain_id`, `id`, `event_time` and `event_time_ns` with a constant narrow what is
-        read; others do not.
-        """
-        found = self
-        for each in filters:
-            found = found._narrowed(each)
-        return found
-
-    def _narrowed(self, given: Any) -> ChainOptions:  # noqa: ANN401 - a filter of Spark
-        name, kind = ".".join(getattr(given, "attribute", ())), type(given).__name__
-        value: Any = getattr(given, "value", None)
-        # No row equals NULL: a filter of nothing else is left to Spark.
-        values = [one for one in (value if kind == "In" else (value,)) if one is not None]
-        if not values:
-            return self
-        if name == "chain_id" and kind in ("EqualTo", "In"):
-            asked = set(values)
-            known = asked if self.chains is None else asked & set(self.chains)
-            return replace(self, chains=tuple(sorted(known)), is_filtered=True)
-        if kind == "In":
-            low, high = min(values), max(values)
-        elif kind in _COMPARISONS:
-            low = None if kind.startswith("Less") else value
-            high = None if kind.startswith("Greater") else value
-        else:
-            return self
-        if name == "id":
-            # `start` is the id before the first row.
-            first = self.start if low is None else max(self.start, low - (kind != "GreaterThan"))
-            last = self.until if high is None else min(self.until, high)
-            return replace(self, start=max(first, 0), until=last)
-        if name not in ("event_time", "event_time_ns"):
-            return self
-        # A microsecond of Spark has a thousand of ours.
-        begin = self.first_time_ns if low is None else max(self.first_time_ns, _ns(low))
-        end = self.last_time_ns if high is None else min(self.last_time_ns, _ns(high, ending=True))
-        return replace(self, first_time_ns=begin, last_time_ns=end)
-
-    @property
-    def times_ns(self) -> tuple[int | None, int | None]:
-        """The first and the last time of rows that are looked for; None twice: any."""
-        times = (self.first_time_ns, self.last_time_ns)
-        return (None, None) if times == (_TIME_MIN, _TIME_MAX) else times
-
-
-def _ns(time: int | datetime, *, ending: bool = False) -> int:
-    if isinstance(time, int):
-        return time
-    aware = time if time.tzinfo else time.astimezone(UTC)
-    return min(max(ns_of(aware) + (999 if ending else 0), _TIME_MIN), _TIME_MAX)
 
 
 def chain_numbers(text: str) -> list[int]:

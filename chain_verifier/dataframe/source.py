@@ -22,7 +22,6 @@ from chain_verifier.dataframe.columns import SCHEMA
 from chain_verifier.dataframe.database_rows import ChainHeads, PageRange, read_pages
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.topic_rows import TopicRange, read_topic, topic_ranges
-from chain_verifier.spark.errors import SPARK_ERRORS
 from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
@@ -38,9 +37,6 @@ NAME: Final = "orderchain"
 
 _BEGINS: Final = "begins"
 """Where an offset of a stream says where the rows of the chains began."""
-
-_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""Without it Spark refuses sources that take filters; 4.0 does not know it."""
 
 
 class Ranges(InputPartition):
@@ -69,7 +65,7 @@ def _read(options: ChainOptions, partition: Ranges) -> Iterator[pa.RecordBatch]:
     """Read what one task is to read; within a worker of Spark."""
     pages = [each for each in partition.ranges if isinstance(each, PageRange)]
     if pages:
-        yield from _some(read_pages(options.url, pages, options.times_ns))
+        yield from _some(read_pages(options.url, pages))
     for each in partition.ranges:
         if isinstance(each, TopicRange):
             yield from _some(read_topic(options, each))
@@ -102,15 +98,6 @@ class ChainReader(DataSourceReader):
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a Ranges
         """Yield the rows of one partition in the order of their chains and ids."""
         return _read(self._options, partition)
-
-
-class FilteredReader(ChainReader):
-    """Reads no more than the filters of the query leave: from Spark 4.1 on."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
-        """Narrow what is read. Spark applies all filters once more: pages hold other rows, too."""
-        self._options = self._options.narrowed(filters)
-        return filters
 
 
 class ChainStreamReader(DataSourceStreamReader):
@@ -211,32 +198,11 @@ class ChainSource(DataSource):
         return ChainStreamReader(ChainOptions.of(self.options))
 
 
-class FilteredSource(ChainSource):
-    """The same, in a session that gives filters to sources."""
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a frame. Raises SettingError for bad options."""
-        del schema
-        return FilteredReader(ChainOptions.of(self.options))
-
-
 def register(spark: SparkSession) -> None:
     """Make the format `orderchain` known to `spark`, also to a session over Connect.
 
-    Sends this package's code to workers elsewhere. From Spark 4.1 on, filters reach the source: the
-    session is set to it, unless it was set to leave them out.
+    Sends this package's code to workers elsewhere. No filter of a query reaches the source: Spark
+    4.1 to 4.3 would keep it for every later query of the frame.
     """
     ship(spark)
-    spark.dataSource.register(FilteredSource if _takes_filters(spark) else ChainSource)
-
-
-def _takes_filters(spark: SparkSession) -> bool:
-    if not hasattr(DataSourceReader, "pushFilters"):
-        return False
-    try:
-        spark.conf.get(_PUSHDOWN)  # with a default it would be that, set or not
-    except SPARK_ERRORS:
-        return False  # a server of 4.0
-    if spark.conf.getAll.get(_PUSHDOWN) is None:
-        spark.conf.set(_PUSHDOWN, "true")
-    return str(spark.conf.get(_PUSHDOWN)) == "true"
+    spark.dataSource.register(ChainSource)

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
-from msgspec.structs import replace
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.datasource import DataSourceReader
 
 import orderchain.spark
 from chain_kernel.errors import RetryError, RowsArchived, RowsMissing
 from chain_verifier.archive.write_archive import write_archive
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
+from chain_verifier.spark.own_session import own_session
 from tests.builders.stored_chain import StoredChain
 from tests.integration.chain_verifier.dataframe.books import BOOKS, BY_COLUMN
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
@@ -168,17 +167,29 @@ def test_filters_leave_the_rows_that_they_name(read: Read) -> None:
         (f"event_time >= timestamp'{at.isoformat()}' AND id = {row.id}", [row]),
         (f"event_time < timestamp'{at.isoformat()}'", []),
         ("chain_id = 99", []),
+        ("event_time > timestamp'0001-01-01' AND event_time_ns > -9223372036854775808", ROWS),
+        ("event_time < timestamp'294247-01-10' AND event_time_ns < 9223372036854775807", ROWS),
     ):
         assert found(read(partitionRows=10).where(condition)) == expected(left), condition
 
 
-@pytest.mark.skipif(not hasattr(DataSourceReader, "pushFilters"), reason="from Spark 4.1 on")
-def test_filters_reach_the_source(read: Read) -> None:
-    whole, few = (
-        read(partitionRows=10).where(f"id > {bound}").rdd.getNumPartitions()
-        for bound in (0, id_of(ROWS[-5]))
-    )
-    assert (whole, few) == (10, 1)
+@pytest.mark.parametrize("switch", ["true", "false"])
+def test_frame_has_all_rows_for_each_query_whatever_an_earlier_one_filtered(
+    spark: SparkSession, url: str, switch: str
+) -> None:
+    """Spark 4.1 to 4.3 keep what a source was asked to filter."""
+    with own_session(spark) as callers:
+        callers.conf.set("spark.sql.python.filterPushdown.enabled", switch)
+        orderchain.spark.register(callers)
+        assert callers.conf.get("spark.sql.python.filterPushdown.enabled") == switch
+        frame = callers.read.format("orderchain").option("url", url).load("7")
+        after = frame.where(F.col("id") > id_of(ROWS[59]))
+        until = frame.where(F.col("id") <= id_of(ROWS[9]))
+        assert [frame.count(), after.count(), frame.count()] == [95, 35, 95]
+        assert found(after.union(until)) == expected([*ROWS[:10], *ROWS[60:]])
+        assert after.crossJoin(until.select(F.col("id").alias("other"))).count() == 350
+        next_ones = frame.alias("a").join(frame.alias("b"), F.expr("a.id = b.pid AND a.id > 0"))
+        assert next_ones.count() == 94
 
 
 @pytest.mark.parametrize(
@@ -355,14 +366,8 @@ def test_rows_that_go_between_plan_and_read_are_not_left_out(url: str, database:
         ids_in(reader, tasks)
 
 
-@pytest.mark.parametrize("first_time", [None, 0], ids=["all", "of times"])
-def test_rows_that_the_server_of_a_task_lacks_are_not_left_out(
-    url: str, database: str, first_time: int | None
-) -> None:
-    options = ChainOptions.of({"url": url})
-    if first_time is not None:
-        options = replace(options, first_time_ns=first_time)
-    reader = ChainReader(options)
+def test_rows_that_the_server_of_a_task_lacks_are_not_left_out(url: str, database: str) -> None:
+    reader = ChainReader(ChainOptions.of({"url": url}))
     tasks = reader.partitions()
     asyncio.run(
         execute(
