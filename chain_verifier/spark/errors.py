@@ -44,6 +44,7 @@ _PYTHON_ENDS: Final = re.compile(
     r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE
 )
 """The last line of a traceback from a Python worker: the error."""
+_NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"]*)"')
 _PYTHON_CLASS: Final = re.compile(r"^[\w.]+: ")
 
 
@@ -83,7 +84,9 @@ def lacks_package(package: str) -> SettingError:
 def spark_reason(error: BaseException) -> str:
     """Return the innermost reason in one line, without Spark's plans and Java's traces."""
     text = _innermost(error).strip()
-    if ends := _PYTHON_ENDS.findall(text):
+    if missing := _NO_PROGRAM.search(str(error)):
+        text = f"PYSPARK_PYTHON is {missing[1]}, which Spark's workers cannot run"
+    elif ends := _PYTHON_ENDS.findall(text):
         text = _PYTHON_CLASS.sub("", ends[-1])
     return printable(" ".join(text.partition("\n")[0].split()) or type(error).__name__)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
+import pyspark
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext, java_gateway
@@ -82,6 +83,16 @@ def _require_release(program: Path, release: str) -> None:
         raise SettingError("java", str(program), EXPECTED)
 
 
+def require_spark(environ: Mapping[str, str]) -> None:
+    """Raise SettingError where variables lead PySpark to another Spark, or to none."""
+    home, version = environ.get("SPARK_HOME"), ".".join(pyspark.__version__.split(".")[:2])
+    if home and not list((Path(home) / "jars").glob(f"spark-core_*-{version}.*jar")):
+        raise SettingError("SPARK_HOME", home, f"the folder of Spark {version}, or no such setting")
+    if "pyspark-shell" not in environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell").split():
+        expected = "options that end with pyspark-shell, or no such setting"
+        raise SettingError("PYSPARK_SUBMIT_ARGS", "without pyspark-shell", expected)
+
+
 LOCAL_MASTER: Final = "local[*]"
 
 CONNECT: Final = "sc://"
@@ -121,6 +132,14 @@ _COMMON: Final = {
     "spark.sql.catalogImplementation": "in-memory",
 }
 _LOCAL: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_LOCAL_ENVIRONMENT: Final = {
+    # Else Spark looks up this machine's name, which may have no address.
+    "SPARK_LOCAL_IP": "127.0.0.1",
+    "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+    "PYSPARK_PYTHON": sys.executable,
+    "PYSPARK_DRIVER_PYTHON": sys.executable,
+}
+"""Variables of Java where it is ours, and reaches no other machine."""
 
 _SHORT_RUN: Final = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 """Only Java's quick compiler: a check of a million rows ends before the thorough one has paid for
@@ -165,6 +184,7 @@ def open_session(
             yield session
         return
     require_java(os.environ)
+    require_spark(os.environ)
     if kafka:
         _end_java_without_connector()
     packages = ",".join(packages_for(kafka=kafka))
@@ -298,23 +318,24 @@ def _submitted(master: str | None) -> SparkSession:
     except (PySparkRuntimeError, Py4JError, OSError) as error:
         text = str(error).strip() or type(error).__name__
         raise SettingError("spark-submit", text.splitlines()[0], "a Spark that starts") from error
-    _prepare(session)
+    _prepare(session, is_local=False)
     return session
 
 
-def _prepare(session: SparkSession) -> None:
+def _prepare(session: SparkSession, *, is_local: bool) -> None:
     session.sparkContext.setLogLevel("ERROR")
-    if "PYSPARK_PYTHON" not in os.environ:
+    if is_local or "PYSPARK_PYTHON" not in os.environ:
         # Our own code unpacks frames and seals: the workers need exactly this environment.
         session.sparkContext.pythonExec = sys.executable
 
 
 def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: str) -> SparkSession:
     builder: Any = SparkSession.builder.appName("chain-verifier")
+    is_local = (master or LOCAL_MASTER).startswith("local")
     settings = {
         **_NEEDED,
         **_COMMON,
-        **(_LOCAL if (master or LOCAL_MASTER).startswith("local") else {}),
+        **(_LOCAL if is_local else {}),
         **({} if master else tuning),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.jars.packages": packages,
@@ -324,11 +345,12 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: s
         builder = builder.config(name, value)
     log = folder / LOG_FILE
     try:
-        with log.open("ab") as file, _java_ended_where_left(file):
+        environment = _LOCAL_ENVIRONMENT if is_local else {}
+        with log.open("ab") as file, _java_ended_where_left(file, environment):
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
-    except (PySparkRuntimeError, OSError) as error:
-        raise start_error(_text_of(log), str(error), packages) from error
-    _prepare(session)
+    except (*SPARK_ERRORS, OSError, TypeError) as error:  # TypeError: a class that Java lacks
+        raise start_error(_text_of(log), spark_reason(error), packages, os.environ) from error
+    _prepare(session, is_local=is_local)
     return session
 
 
@@ -346,7 +368,7 @@ def _end_java_without_connector() -> None:
 
 
 @contextmanager
-def _java_ended_where_left(log: BinaryIO) -> Iterator[None]:
+def _java_ended_where_left(log: BinaryIO, environment: Mapping[str, str]) -> Iterator[None]:
     """End the Java process of a start that an error or a signal leaves, and wait for its end.
 
     Its stderr is `log`: Java and Ivy write there before any setting of Spark is read, and must not
@@ -360,7 +382,8 @@ def _java_ended_where_left(log: BinaryIO) -> Iterator[None]:
     usual = names["Popen"]
 
     def noted(*arguments: Any, **options: Any) -> Popen[bytes]:  # noqa: ANN401 - PySpark's own
-        process: Popen[bytes] = usual(*arguments, **{**options, "stderr": log})
+        own = {"stderr": log, "env": {**options.get("env", os.environ), **environment}}
+        process: Popen[bytes] = usual(*arguments, **{**options, **own})
         started.append(process)
         return process
 
@@ -389,13 +412,36 @@ def _end(process: Popen[bytes]) -> None:
         process.wait()
 
 
-def start_error(log: str, error: str, packages: str) -> RefusedError:
-    """Return the error of a Spark that did not start, by what it and Java wrote into `log`."""
+def start_error(log: str, error: str, packages: str, environ: Mapping[str, str]) -> RefusedError:
+    """Return the error of a Spark that did not start, by what it and Java wrote into `log`.
+
+    It names the variables of `environ` that reach Spark, and not their values, which may hold a
+    password.
+    """
     if _UNRESOLVED in log:
         return ConnectError("spark.jars.packages", packages, "to be fetched once over the network")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return SettingError("java", lines[-1] if lines else error, EXPECTED)
+    said = next(filter(_IS_ERROR.search, lines), lines[-1] if lines else error)
+    if "UnknownHostException" in log + error or "UnresolvedAddress" in log + error:
+        expected = "a name with an address (in /etc/hosts), or SPARK_LOCAL_IP set to one"
+        name = environ.get("SPARK_LOCAL_HOSTNAME", socket.gethostname())
+        return SettingError("host name", name, expected)
+    if any(sign in log for sign in _IS_OF_JAVA) and not _JAVA_OPTIONS & environ.keys():
+        return SettingError("java", said, EXPECTED)
+    named = [name for name in (*_REACHING, *sorted(_JAVA_OPTIONS)) if environ.get(name)]
+    expected = "a Spark that starts"
+    return SettingError(", ".join(named) or "spark", said, expected)
 
+
+_IS_ERROR: Final = re.compile(r"\b(?:[Ee]rror|ERROR|[Ii]nvalid|[Uu]nrecognized)\b|Exception\b")
+_IS_OF_JAVA: Final = ("UnsupportedClassVersionError", "java.lang.module.FindException", MODULE)
+_JAVA_OPTIONS: Final = frozenset(
+    {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"}
+)
+_REACHING: Final = (
+    "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "SPARK_LOCAL_IP",
+    "SPARK_LOCAL_HOSTNAME",
+)  # fmt: skip
 
 _UNRESOLVED: Final = "unresolved dependency"
 """What Ivy writes of a jar that is neither in its cache nor available."""

@@ -47,6 +47,14 @@ with open_session(None, kafka=True) as spark:
 """
 
 
+WORKERS = """
+from chain_verifier.spark.session import open_session
+
+with open_session(None) as spark:
+    print(spark.range(3).mapInArrow(lambda batches: batches, "id bigint").count())
+"""
+
+
 BARE_SESSION = """
 import sys
 from pyspark.sql import SparkSession
@@ -148,6 +156,19 @@ def test_process_that_has_verified_without_a_topic_can_read_one_later() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert {"key", "value", "offset"} <= set(done.stdout.split())
+
+
+def test_session_of_our_own_sets_what_is_ours_whatever_variables_say() -> None:
+    wrong = {
+        "PYSPARK_PYTHON": "/no/python",
+        "PYSPARK_DRIVER_PYTHON": "/no/python",
+        "SPARK_LOCAL_HOSTNAME": "no-host.invalid",
+        "SPARK_LOCAL_IP": "203.0.113.7",
+    }
+    command = [sys.executable, "-c", WORKERS]
+    environment = os.environ | wrong
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.strip() == "3", done.stderr[-3_000:]
 
 
 @pytest.mark.nightly

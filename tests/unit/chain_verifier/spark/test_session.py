@@ -1,26 +1,56 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pyspark
 import pytest
+from py4j.protocol import Py4JError
 
 from chain_kernel.errors import ConnectError, SettingError
-from chain_verifier.spark.session import is_submitted, start_error
+from chain_verifier.spark.errors import spark_reason
+from chain_verifier.spark.session import MODULE, is_submitted, require_spark, start_error
 
 
 def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None:
     log = "...\nException in thread main [unresolved dependency: org.postgresql#postgresql]\n\tat x"
-    error = start_error(log, "gateway exited", "org.postgresql:postgresql:1")
+    error = start_error(log, "gateway exited", "org.postgresql:postgresql:1", {})
     assert isinstance(error, ConnectError)
     assert "org.postgresql:postgresql" in str(error)
 
 
 @pytest.mark.parametrize(
-    ("log", "shown"),
-    [("Error occurred\nModule jdk.x not found\n\n", "Module jdk.x not found"), ("", "exited")],
-)
-def test_start_error_with_a_java_that_fails_reports_its_last_words(log: str, shown: str) -> None:
-    error = start_error(log, "exited", "")
+    ("log", "environ", "field", "shown"),
+    [
+        (f"Error occurred\nModule {MODULE} not found\n\n", {}, "java", "Error occurred"),
+        ("Picked up\n", {"SPARK_CONF_DIR": "/x"}, "SPARK_CONF_DIR", "Picked up"),
+        ("NOTE\nUnrecognized option: -Xq\nby\n", {"_JAVA_OPTIONS": "-Xq"}, "_JAVA_OPTIONS",
+         "Unrecognized option: -Xq"),
+        ("java.net.UnknownHostException: h", {"SPARK_LOCAL_HOSTNAME": "h"}, "host name", "h"),
+        ("", {}, "spark", "exited"),
+    ],
+)  # fmt: skip
+def test_start_error_names_what_is_wrong_and_java_only_where_it_is(
+    log: str, environ: dict[str, str], field: str, shown: str
+) -> None:
+    error = start_error(log, "exited", "", environ)
     assert isinstance(error, SettingError)
-    assert error.value == shown
+    assert (error.field, error.value) == (field, shown)
+
+
+@pytest.mark.parametrize(
+    "environ", [{"SPARK_HOME": "/nowhere"}, {"PYSPARK_SUBMIT_ARGS": "--conf spark.secret=x"}]
+)
+def test_variable_that_leads_to_no_spark_is_refused_by_its_name(environ: dict[str, str]) -> None:
+    (name,) = environ
+    with pytest.raises(SettingError, match=f"^{name} was ") as refused:
+        require_spark(environ)
+    assert "secret" not in str(refused.value)
+    require_spark({"SPARK_HOME": str(Path(pyspark.__file__).parent)})
+
+
+def test_workers_without_a_python_name_the_variable() -> None:
+    error = Py4JError('IOException: Cannot run program "/no/python": error=2, No such file')
+    assert spark_reason(error) == "PYSPARK_PYTHON is /no/python, which Spark's workers cannot run"
 
 
 def test_a_process_that_spark_submit_runs_is_known_by_its_gateway() -> None:
