@@ -282,6 +282,8 @@ class ReceiveCore:
         if mark.batch_last_id > self._proven.batch_last_id:
             self._proven = mark
             self._forget_records_up_to(mark.batch_last_id)
+        if asked == self.head:  # else it is no reading of our own head, in one snapshot with terms
+            self._know(standing.terms)
         return True
 
     def judge_gap(self, standing: Standing, fill: Fill) -> GapDecision:

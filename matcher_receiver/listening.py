@@ -24,6 +24,7 @@ from chain_kernel.errors import (
     TopicError,
 )
 from chain_kernel.frame import decode_header
+from chain_kernel.limits import FRAME_BYTES_MAX
 from chain_kernel.model import Run
 from chain_kernel.text import SummedLog, reason_of
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
@@ -41,7 +42,7 @@ from matcher_receiver.decisions import (
     InStep,
     Wait,
 )
-from matcher_receiver.reading import HeadWatch, OpenFill
+from matcher_receiver.reading import CONFIRM_SECONDS, HeadWatch, OpenFill
 
 if TYPE_CHECKING:
     from random import Random
@@ -61,6 +62,10 @@ _PAUSE_SECONDS_MAX: Final = 1.0
 _STARTS_MAX: Final = 4
 """Clients of one event loop that start at the same time. They share its processor: of hundreds that
 start at once each would take as long as all, and none would be ready within its deadline."""
+
+UNKNOWN_MAX: Final = 256
+UNKNOWN_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX
+"""Frames of unknown terms that wait for the database: anyone who may write can send them."""
 
 _starts: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]] = (
     WeakKeyDictionary()
@@ -171,6 +176,10 @@ class LiveFrames:
         self._tracing = parts.tracing
         self._records: deque[bytes | None] = deque()
         self._aside: tuple[FrameHeader, bytes] | None = None
+        # Frames of unknown terms: those that the database is asked about, and those since then.
+        self._asked: deque[tuple[FrameHeader, bytes]] = deque()
+        self._unasked: deque[tuple[FrameHeader, bytes]] = deque()
+        self._unknown_bytes = 0
         self._question: FrameDecision | None = None
         self._patience = Patience(parts.tuning.standby_wait_seconds, parts.clock)
         self._outage = SummedLog(_log, logging.WARNING)
@@ -179,7 +188,17 @@ class LiveFrames:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to look at: call `receive` first."""
-        return self._aside is None and not self._records
+        return self._aside is None and not self._records and not self._is_answered
+
+    @property
+    def has_unknown(self) -> bool:
+        """Whether frames of unknown terms wait for what the database says about them."""
+        return bool(self._asked or self._unasked)
+
+    @property
+    def _is_answered(self) -> bool:
+        """Whether those can be judged, or asked about."""
+        return self.has_unknown and not self._watch.is_asking
 
     @property
     def has_question(self) -> bool:
@@ -202,7 +221,7 @@ class LiveFrames:
                 self._outage.log()
                 self._is_away = False
             self._records.extend(records)
-        else:
+        elif not self.has_unknown:  # it is asked already
             await self.poll()
 
     async def _rest_of(self, seconds: float, began_ns: int) -> None:
@@ -223,7 +242,22 @@ class LiveFrames:
         """Look at the next frame; return its rows if they are the next ones. Raises HaltError."""
         if self._aside is not None:
             return self._judge(*self._aside)
-        return self._look_at(self._records.popleft())
+        return self._next_unknown() if self._is_answered else self._look_at(self._records.popleft())
+
+    def _next_unknown(self) -> Run | None:
+        """Judge the next frame whose term was unknown, or ask about those that came since."""
+        frames = self._asked or self._unasked
+        header, record = frames[0]
+        is_unknown = self._core.admit(header, record) is CONFIRM_NONCE
+        if is_unknown and frames is self._unasked:
+            self._question = CONFIRM_NONCE
+            return None
+        frames.popleft()
+        self._unknown_bytes -= len(record)
+        if not is_unknown:
+            return self._judge(header, record)
+        self._counters.drop(DROP_NONCE.reason)
+        return None
 
     def _look_at(self, record: bytes | None) -> Run | None:
         counters = self._counters
@@ -246,6 +280,8 @@ class LiveFrames:
                 return self._deliver(decision, header, record)
             case Drop(reason):
                 self._counters.drop(reason)
+            case ConfirmNonce():
+                self._keep_unknown(header, record)
             case InStep():
                 self._watch.note_use()
             case Fill() if self._watch.is_wary:
@@ -258,6 +294,15 @@ class LiveFrames:
                 if isinstance(decision, Fill):
                     self._filling.see(decision)
         return None
+
+    def _keep_unknown(self, header: FrameHeader, record: bytes) -> None:
+        """Keep a frame until the database has said who leads; one too many is dropped."""
+        count, size = len(self._asked) + len(self._unasked), self._unknown_bytes + len(record)
+        if count >= UNKNOWN_MAX or size > UNKNOWN_BYTES_MAX:
+            self._counters.drop(DROP_NONCE.reason)
+            return
+        self._unasked.append((header, record))
+        self._unknown_bytes += len(record)
 
     def _deliver(self, decision: FrameDecision, header: FrameHeader, record: bytes) -> Run | None:
         core, counters, tracing = self._core, self._counters, self._tracing
@@ -289,24 +334,15 @@ class LiveFrames:
                 self._filling.open_if_behind(await self._watch.check())
                 self._counters.drop(reason)
             case ConfirmNonce():
-                is_done = not await self._confirm_nonce()
+                # If the database is ahead of us, it is usually by these very frames: no fill is
+                # opened.
+                self._asked, self._unasked = self._unasked, self._asked
+                await self._watch.confirm()
             case Fill() as fill:
                 is_done = await self._confirm_gap(fill)
         self._question = None
         if is_done:
             self._aside = None
-
-    async def _confirm_nonce(self) -> bool:
-        """Ask the database who led; return whether the frame aside must be judged again.
-
-        If the database is ahead of us, it is usually by this very frame: no fill is opened.
-        """
-        await self._watch.check()
-        aside = self._aside
-        if aside is None or self._core.admit(*aside) is CONFIRM_NONCE:
-            self._counters.drop(DROP_NONCE.reason)
-            return False
-        return True
 
     async def _confirm_gap(self, fill: Fill) -> bool:
         """Ask the database for the row that a frame reports, and open the fill.
@@ -534,6 +570,8 @@ class ReceiveLoop:
     def _patience(self) -> float:
         """Return how long to wait for records: not far beyond the end by `idle_seconds`."""
         patience, idle_seconds = self.watch.patience, self._idle_seconds
+        if self._live.has_unknown:  # so look again soon
+            patience = min(patience, CONFIRM_SECONDS)
         if idle_seconds is None:
             return patience
         left = idle_seconds - (self._clock.monotonic_ns() - self._last_run_ns) / SECOND_NS

@@ -162,6 +162,10 @@ async def compare_last_batch(
 
 _COUNT_SECONDS: Final = 1.0
 
+CONFIRM_SECONDS: Final = 0.1
+"""How long live frames wait for the database to name a leader: as long as it usually takes, and
+more. A database that is silent must not hold them up."""
+
 
 class HeadWatch:
     """Reads the chain's head, not more often than is good, and decides when to look."""
@@ -238,6 +242,22 @@ class HeadWatch:
         """Look at the head, since Kafka says nothing; see `ask`."""
         self.note_look()
         return await self.ask("poll")
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the database is asked beside, and has not answered yet."""
+        return self._proving is not None and not self._proving.done()
+
+    async def confirm(self) -> None:
+        """Ask the database beside for its terms, unless it was asked just now.
+
+        An answer that comes soon is waited for; with a later one live frames go on meanwhile.
+        """
+        if not self._is_recent(self._last_check_ns):
+            self._last_check_ns = self._clock.monotonic_ns()
+            self._ask_beside()
+            if self._proving is not None:
+                await asyncio.wait([self._proving], timeout=CONFIRM_SECONDS)
 
     async def check(self) -> StandingDecision | None:
         """Look at the head because of a frame; also None when it was looked at just now."""
@@ -327,7 +347,11 @@ class HeadWatch:
         a place of days ago. Nothing waits for the answer, so a database that hangs delays nothing.
         """
         self._prove_at_ns = now + int(self._tuning.prove_seconds * SECOND_NS)
-        if not self._core.is_proven and (self._proving is None or self._proving.done()):
+        if not self._core.is_proven:
+            self._ask_beside()
+
+    def _ask_beside(self) -> None:
+        if not self.is_asking:
             self._counters.reads += 1
             self._proving = asyncio.create_task(
                 self._prove(self._core.head), name="orderchain proof"

@@ -11,6 +11,7 @@ from chain_kernel.errors import HaltError, RetryError, SealMismatch
 from chain_kernel.model import Mark, Run
 from chain_kernel.testing.virtual_loop import virtual_clock
 from matcher_receiver import Receiver, State
+from matcher_receiver.listening import UNKNOWN_MAX
 from tests.builders.chains import ids_of, signed
 from tests.virtual import virtual
 
@@ -199,6 +200,59 @@ async def test_database_that_hangs_while_it_is_to_prove_does_not_hold_up_live_fr
             await asyncio.wait_for(take(receiver, rig.chain.mark().id), 0.1)
             await asyncio.sleep(0.5)
         assert receiver.stats().rows_live == 100
+
+
+def unknown_leader(rig: Rig) -> bytes:
+    """A frame of a term that the database does not have, with the next row."""
+    header = rig.chain.heartbeat_header()
+    stranger = msgspec.structs.replace(header, publisher_nonce=b"of another story")
+    return signed(stranger, [])
+
+
+@virtual
+async def test_frames_of_unknown_leaders_hold_up_no_live_ones_while_the_database_is_silent() -> (
+    None
+):
+    rig = Rig([4])
+    async with rig.live() as receiver:
+        rig.source.read_seconds = 600.0
+        for _ in range(30):
+            rig.frames.put(unknown_leader(rig))
+            rig.commit_and_publish(5)
+            await asyncio.wait_for(take(receiver, rig.chain.mark().id), 0.2)
+            await asyncio.sleep(1.0)
+        assert receiver.stats().rows_live == 150
+        assert receiver.stats().dropped == {}, "they wait for the answer"
+    assert rig.source.reads <= 3
+
+
+@virtual
+async def test_frames_of_unknown_leaders_are_held_in_a_bounded_number() -> None:
+    rig = Rig([4])
+    async with rig.live() as receiver:
+        rig.source.read_seconds = 600.0
+        for _ in range(UNKNOWN_MAX + 10):
+            rig.frames.put(unknown_leader(rig))
+        rig.commit_and_publish(5)
+        await asyncio.wait_for(take(receiver, rig.chain.mark().id), 0.2)
+        assert receiver.stats().dropped == {"nonce": 10}
+
+
+@pytest.mark.parametrize("read_seconds", [0.002, 0.5])
+@virtual
+async def test_next_leader_is_followed_from_its_first_frame_when_the_answer_is_there(
+    read_seconds: float,
+) -> None:
+    rig = Rig([4])
+    async with rig.live() as receiver:
+        rig.source.read_seconds = read_seconds
+        rig.chain.take_over(b"the next leader!")
+        rig.commit_and_publish(5)
+        rig.commit_and_publish(3)
+        await take(receiver, rig.chain.mark().id)
+        assert receiver.stats().rows_live == 8, "no row was read from the database"
+        assert receiver.stats().dropped == {}
+        assert not receiver.gaps
 
 
 @virtual
