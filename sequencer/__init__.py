@@ -6,7 +6,7 @@ with needs_extra("sequencer", __name__):
     from sequencer.config import SequencerConfig, SequencerTuning, TopicIntakeConfig
     from sequencer.intake.file import FileOptions
     from sequencer.intake.files import FileIntake, FileIntakeStats
-    from sequencer.intake.reader import check_intake_topic
+    from sequencer.intake.reader import check_intake_topic, refused_topics
     from sequencer.intake.topic import TopicIntake, TopicIntakeStats
     from sequencer.many import SharedConnections, open_sequencers
     from sequencer.order import Ack, Order
@@ -32,4 +32,5 @@ __all__ = [
     "check_intake_topic",
     "open_sequencer",
     "open_sequencers",
+    "refused_topics",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -68,11 +68,15 @@ class LeaseWatch:
         """Whether the counter was seen to move within a term: a leader is alive. A take-over moves
         it, too, and may come from a process that has ended since, such as our own last life."""
 
-    def may_take_over(self, sight: LeaseSight, now_ns: int) -> bool:
-        """Return whether the chain may be taken over, given what was seen at `now_ns`."""
+    def may_take_over(self, sight: LeaseSight, now_ns: int, late_ns: int = 0) -> bool:
+        """Return whether the chain may be taken over, given what was seen at `now_ns`.
+
+        `late_ns` is how late our own loop was meanwhile: a machine that starves us may starve the
+        leader.
+        """
         if sight.released or sight.is_ours:
             return True
-        since_last_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        since_last_ns, self._looked_ns = now_ns - self._looked_ns - late_ns, now_ns
         if sight != self._seen:
             self.is_led = self._seen is not None and sight.epoch == self._seen.epoch
             self._seen, self._silent_ns = sight, 0
@@ -103,7 +107,12 @@ class PostgresLease:
 
     async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
-        found = await self._move("renew_lease", term, published_id)
+        found = await self._sessions.renew(term, published_id)
+        if found["lease_epoch"] != term.epoch:
+            raise Fenced(term.chain_id, term.epoch).named_by(found["epoch"], found["owner"])
+        _require_published(term, found, published_id)
+        if found["step_down"] is None:
+            raise RetryError("somebody holds the lock of its row in chain_lease")
         if self._must_be_safe:
             check_durability(dict(found))
         # Only a warning: the clock that has jumped may be the database's.
@@ -112,25 +121,22 @@ class PostgresLease:
 
     async def release(self, term: Term, published_id: int) -> None:
         """Hand over; see `chain_kernel.ports.Lease.release`."""
-        await self._move("release_lease", term, published_id)
+        held = (term.epoch, term.nonce)
+        moved = await self._sessions.fetch(term, _SQL["release_lease"], *held, published_id)
+        if not moved:
+            raise Fenced(term.chain_id, term.epoch)
+        _require_published(term, moved[0], published_id)
 
     async def close(self) -> None:
         """Close the connections; see `chain_kernel.ports.Lease.close`."""
         if not self._is_shared:
             await self._sessions.close()
 
-    async def _move(self, statement: str, term: Term, published_id: int) -> Record:
-        held = (term.epoch, term.nonce)
-        moved = await self._sessions.fetch(term, _SQL[statement], *held, published_id)
-        if not moved:
-            fenced = Fenced(term.chain_id, term.epoch)
-            (sight,) = await self._sessions.fetch(term, _SQL["look"])
-            raise fenced.named_by(sight["epoch"], sight["owner"])
-        row: Record = moved[0]
-        if row["last_id"] < published_id:
-            # A stale standby was promoted: the primary has lost what receivers may have.
-            raise PrimaryBehind(term.chain_id, row["last_id"], published_id)
-        return row
+
+def _require_published(term: Term, found: Record, published_id: int) -> None:
+    """Raise PrimaryBehind where a stale standby was promoted: receivers may have what it lost."""
+    if found["last_id"] < published_id:
+        raise PrimaryBehind(term.chain_id, found["last_id"], published_id)
 
 
 _log = logging.getLogger(__name__)
@@ -164,8 +170,9 @@ class Leadership:
         sink: FrameSink,
         clock: Clock,
         counters: SequencerCounters,
+        turns: asyncio.Semaphore,
     ) -> None:
-        """Lead with `store` and `lease`."""
+        """Lead with `store` and `lease`; each take-over has one of `turns`."""
         self._config = config
         self._tuning = config.tuning
         self._counters = counters
@@ -174,8 +181,10 @@ class Leadership:
         self._sink = sink
         self._looking: set[asyncio.Task[list[bytes | None]]] = set()
         self._clock = clock
+        self._turns = turns
         self._is_changing = False
         self._renewed_ns = 0
+        self._late_ns = 0
         self.term: Term | None = None
         self.asked_to_step_down = asyncio.Event()
         """Set once an operator asks this leader to hand over."""
@@ -189,8 +198,19 @@ class Leadership:
             return 0.0
         return (self._clock.monotonic_ns() - self._renewed_ns) / 1e9
 
-    async def acquire(self) -> Term:
-        """Become the leader once no other process leads.
+    @property
+    def loop_delay_seconds(self) -> float:
+        """By how much the event loop was late for the last beat, or as a standby the last look."""
+        return self._late_ns / 1e9
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, and note how late the loop was."""
+        due_ns = self._clock.monotonic_ns() + int(seconds * 1e9)
+        await asyncio.sleep(seconds)
+        self._late_ns = max(0, self._clock.monotonic_ns() - due_ns)
+
+    async def acquire(self, turn: AsyncExitStack) -> Term:
+        """Become the leader once no other process leads; `turn` then holds one of the turns.
 
         Waits for up to the time of a lease to see whether a leader is alive. Then, or as a standby
         when it is dead, takes over. Raises ChainLed when one is alive and we are not a standby;
@@ -206,8 +226,12 @@ class Leadership:
                 if not has_looked:
                     await self._check_broker(sight)
                 has_looked = True
-                if watch.may_take_over(sight, self._clock.monotonic_ns()):
-                    return self._begin(await self._store.take_over(self._config.name, sight))
+                if watch.may_take_over(sight, self._clock.monotonic_ns(), self._late_ns):
+                    async with AsyncExitStack() as ours:
+                        await ours.enter_async_context(self._turns)
+                        term = self._begin(await self._store.take_over(self._config.name, sight))
+                        turn.push_async_exit(ours.pop_all())
+                        return term
                 if watch.is_led and not self._config.standby:
                     raise ChainLed(self._config.chain_id, sight.owner)
             except Fenced:
@@ -225,7 +249,7 @@ class Leadership:
                 why = reason_in_chain(chain_id, error)
                 self._outage.repeat(f"chain {chain_id}: {why}; looking again")
             pause = min(self._tuning.lease_seconds / _LOOKS_PER_LEASE, _LOOK_SECONDS_MAX)
-            await asyncio.sleep(pause)
+            await self._sleep(pause)
 
     async def _check_broker(self, sight: LeaseSight) -> None:
         """Raise what the sink does if the first leader of a chain would have no broker, or topic.
@@ -247,21 +271,27 @@ class Leadership:
         """Raise our own epoch. Raises Fenced when another leads now."""
         if self.term is None:
             raise RetryError("not the leader yet")
-        # Set until it has succeeded: the answer of a take-over may be lost, and then the lease is
-        # at an epoch of ours that we do not know yet.
-        self._is_changing = True
-        term = self._begin(await self._store.take_over_again(self._config.name, self.term))
-        self._is_changing = False
-        return await self.look_at_topic(term)
+        async with self._turns:
+            # Set until it has succeeded: the answer of a take-over may be lost, and then the lease
+            # is at an epoch of ours that we do not know yet.
+            self._is_changing = True
+            term = self._begin(await self._store.take_over_again(self._config.name, self.term))
+            self._is_changing = False
+            return await self.look_at_topic(term)
 
     async def keep(self, head_published: Callable[[], int]) -> None:
         """Renew the lease at a steady pace until cancelled. Raises Fenced when another leads.
 
         `head_published` returns how far was published, or 0.
         """
+        period = self._tuning.lease_seconds / _BEATS_PER_LEASE
+        seconds = period
         while True:
-            await asyncio.sleep(self._tuning.lease_seconds / _BEATS_PER_LEASE)
+            await self._sleep(seconds)
+            began_ns = self._clock.monotonic_ns() - self._late_ns
             await self._beat(head_published())
+            # A late beat does not make the next one late.
+            seconds = max(0.0, period - (self._clock.monotonic_ns() - began_ns) / 1e9)
 
     async def hand_over(self, published_id: int) -> None:
         """Allow a standby to take over at once. Call it when nothing is left to commit."""

@@ -33,6 +33,9 @@ _log = logging.getLogger(__name__)
 COMMIT_CONNECTIONS: Final = 12
 """For commits, by default: four processes with their leases and keys hold 56 in all."""
 
+TAKE_OVERS_AT_ONCE: Final = 8
+"""More would delay the beats of the chains that are led, and so make more take-overs."""
+
 _WHOSE_CHARACTERS_MAX: Final = 40
 """PostgreSQL cuts the name of an application at 63."""
 
@@ -40,7 +43,9 @@ _WHOSE_CHARACTERS_MAX: Final = 40
 class SharedConnections(ClosedAtExit):
     """The connections of a process that leads many chains: some for commits, two for the rest.
 
-    A chain commits over the same one each time, and takes turns with the others there. An error
+    A chain commits over the same one each time, and takes turns with the others there. Looks and
+    beats of all chains are one statement each. Who waits for a lock of one chain's row gives the
+    connection back, and tries again. An error
     ends a connection for all who use it: each of them takes over again on the next, which costs an
     epoch. So no more than that happens when one of them is fenced, or cancelled in mid-commit.
     """
@@ -59,6 +64,7 @@ class SharedConnections(ClosedAtExit):
         ]
         self._lease = SideSessions(first, "lease", whose, self._note)
         self._keys = SideSessions(first, "keys", whose, self._note)
+        self._turns = asyncio.Semaphore(TAKE_OVERS_AT_ONCE)
         self._line_of = dict(zip((each.chain_id for each in configs), cycle(self._lines)))
         self._outage = SummedLog(_log, logging.WARNING)
 
@@ -72,11 +78,12 @@ class SharedConnections(ClosedAtExit):
         line = self._line_of[config.chain_id]
         return Sequencer(
             config,
-            store=PostgresChainStore(config, self._clock, line),
+            store=PostgresChainStore(config, self._clock, line, self._lines[0].looks),
             keys=PostgresKeyStore(config, self._keys),
             lease=PostgresLease(config, self._clock, self._lease),
             sink=KafkaFrameSink(config),
             clock=self._clock,
+            turns=self._turns,
         )
 
     async def close(self) -> None:

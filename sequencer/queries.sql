@@ -29,11 +29,11 @@ SELECT current_setting('server_encoding') AS server_encoding,
 -- ping: an answer of its own, after whatever is still on its way
 SELECT 1
 
--- look: who leads, the counter of its lease, and where it publishes
-SELECT head.epoch, head.nonce, lease.counter, lease.released, head.owner,
+-- look: who leads each of the chains, the counter of its lease, and where it publishes
+SELECT head.chain_id, head.epoch, head.nonce, lease.counter, lease.released, head.owner,
        head.topic, head.topic_partition AS partition
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
- WHERE chain_id = $1
+ WHERE chain_id = ANY ($1::integer[])
 
 -- end_backend: end the old leader's backend, which blocks us forever if that leader pauses in
 -- mid-COPY; only while epoch, nonce and lease are as they were seen: a newer leader is left alone,
@@ -71,27 +71,44 @@ INSERT INTO chain_term
     (chain_id, epoch, nonce, frame_key, owner, after_id, system_identifier, timeline)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 
--- renew_lease: show that the leader of epoch $2 is alive, and how far it has published ($4); returns
--- whether it is asked to step down, the head (below $4: rows were lost), and the settings that it
--- cannot pin. A commit stores the same, so a head that one holds is passed over: neither waits for
--- the other.
-WITH raised AS (
-    SELECT chain_id FROM chain_head
-     WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND published_id < $4 AND last_id >= $4
-       FOR NO KEY UPDATE SKIP LOCKED
+-- renew_leases: show that the leaders of chains $1, with epochs $2 and nonces $3, are alive, and how
+-- far each has published ($4). Returns of each whether its term is known here, whether it is asked to
+-- step down (null: its lease did not move), who leads now, the head (below $4: rows were lost), and
+-- the settings that it cannot pin. Rows that somebody has locked are passed over: a commit stores the
+-- same, and no chain waits for the lock of another.
+WITH beat AS (
+    SELECT * FROM unnest($1::integer[], $2::bigint[], $3::bytea[], $4::bigint[])
+        AS beat (chain_id, epoch, nonce, published_id)
+), raised AS (
+    SELECT chain_id, beat.published_id
+      FROM beat JOIN chain_head AS head USING (chain_id, epoch, nonce)
+     WHERE head.published_id < beat.published_id AND head.last_id >= beat.published_id
+       FOR NO KEY UPDATE OF head SKIP LOCKED
 ), published AS (
-    UPDATE chain_head AS head SET published_id = $4 FROM raised WHERE head.chain_id = raised.chain_id
+    UPDATE chain_head AS head SET published_id = raised.published_id
+      FROM raised WHERE head.chain_id = raised.chain_id
+), free AS (
+    SELECT chain_id
+      FROM beat JOIN chain_lease AS lease USING (chain_id, epoch)
+      JOIN chain_term AS term USING (chain_id, epoch, nonce)
+       FOR NO KEY UPDATE OF lease SKIP LOCKED
+), renewed AS (
+    UPDATE chain_lease AS lease SET counter = counter + 1, beat_at = clock_timestamp()
+      FROM free WHERE lease.chain_id = free.chain_id
+    RETURNING lease.chain_id, lease.step_down
 )
-UPDATE chain_lease SET counter = counter + 1, beat_at = clock_timestamp()
- WHERE chain_id = $1 AND epoch = $2
-RETURNING step_down,
-          (SELECT last_id FROM chain_head WHERE chain_id = $1) AS last_id,
-          current_setting('fsync') AS fsync,
-          current_setting('full_page_writes') AS full_page_writes,
-          (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
+SELECT beat.chain_id, renewed.step_down, head.last_id, head.epoch, head.owner,
+       lease.epoch AS lease_epoch,
+       EXISTS (SELECT FROM chain_term AS term WHERE term.chain_id = beat.chain_id
+                  AND term.epoch = beat.epoch AND term.nonce = beat.nonce) AS is_proven,
+       current_setting('fsync') AS fsync,
+       current_setting('full_page_writes') AS full_page_writes,
+       (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
+  FROM beat JOIN chain_head AS head USING (chain_id) JOIN chain_lease AS lease USING (chain_id)
+  LEFT JOIN renewed USING (chain_id)
 
 -- release_lease: show that the leader of epoch $2 is about to leave, with nothing under way: the next
--- one ends no backend, which may commit for other chains; the rest as renew_lease
+-- one ends no backend, which may commit for other chains; the rest as renew_leases
 WITH raised AS (
     SELECT chain_id FROM chain_head
      WHERE chain_id = $1 AND epoch = $2 AND nonce = $3 AND last_id >= $4

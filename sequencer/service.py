@@ -90,7 +90,9 @@ class Sequencer:
         sink: FrameSink,
         clock: Clock,
         random: Random | None = None,
+        turns: asyncio.Semaphore | None = None,
     ) -> None:
+        """`turns`: how many sequencers of this process may take over at once; by default each."""
         self._config = config
         self._tuning = config.tuning
         self._needs_broker = config.when_kafka_is_away != "continue"
@@ -107,7 +109,9 @@ class Sequencer:
             counters=self._counters,
         )
         self._clock = clock
-        self._leadership = Leadership(config, store, lease, sink, clock, self._counters)
+        self._leadership = Leadership(
+            config, store, lease, sink, clock, self._counters, turns or asyncio.Semaphore()
+        )
         self._keys = KeyKeeper(keys, config.key_window_rows)
         self._random = random
         self._tracing = find_tracing()
@@ -142,12 +146,13 @@ class Sequencer:
         self._is_entered = True
         self._home.enter()
         try:
-            await self._leadership.acquire()
-            # From here on we lead: a start that takes long must not look like a dead leader, and
-            # what would not end a leader does not end it either.
-            self._spawn(_LEASE, self._leadership.keep(lambda: self._head_published))
-            starting = self._committer.taking_over_again(self._start)
-            publisher = self._publisher = await self._unless_failed(starting)
+            async with AsyncExitStack() as turn:
+                await self._leadership.acquire(turn)
+                # From here on we lead: a start that takes long must not look like a dead leader,
+                # and what would not end a leader does not end it either.
+                self._spawn(_LEASE, self._leadership.keep(lambda: self._head_published))
+                starting = self._committer.taking_over_again(partial(self._start, turn))
+                publisher = self._publisher = await self._unless_failed(starting)
         except BaseException as error:
             await self._close()
             reason = error if isinstance(error, Exception) else StoppedError("it was stopped")
@@ -374,6 +379,7 @@ class Sequencer:
             broker_away_seconds=publisher.away_seconds if publisher else 0.0,
             broker_refusal=publisher.refusal if publisher else "",
             lease_age_seconds=self._leadership.lease_age_seconds,
+            loop_delay_seconds=self._leadership.loop_delay_seconds,
             batch_rows_last=committer.batch_rows_last,
             batch_sizes=committer.batch_sizes.histogram,
             commit_latency=committer.timing.latency,
@@ -446,11 +452,16 @@ class Sequencer:
         if away_seconds >= self._tuning.kafka_away_seconds:
             raise BrokerAway(self._config.chain_id, away_seconds)
 
-    async def _start(self) -> Publisher:
+    async def _start(self, turn: AsyncExitStack) -> Publisher:
         """Load what a leader must know, and queue the unpublished tail; then look at the topic.
 
-        A silent broker comes last: its wait is none between two reads of the database.
+        A silent broker comes last: its wait is none between two reads of the database. The first
+        try ends the `turn` to take over: another one begins with a take-over that has its own.
         """
+        async with turn:
+            return await self._started_publisher()
+
+    async def _started_publisher(self) -> Publisher:
         term = self._leadership.term
         if term is None:
             raise RetryError("not the leader yet")

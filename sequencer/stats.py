@@ -108,6 +108,8 @@ class SequencerStats(SequencerCounters):
     """Why; empty when it answers, or is silent."""
     lease_age_seconds: float
     """Since the lease was last renewed; 0 before the chain is taken over."""
+    loop_delay_seconds: float
+    """How late the event loop was for the last beat, or as a standby for the last look."""
     batch_rows_last: int
     """Orders of the last commit; `orders / batches` is the mean."""
     batch_sizes: Histogram
@@ -158,6 +160,9 @@ METRICS: Final = (
        lambda stats: stats.broker_away_seconds),
     _S("orderchain_sequencer_lease_age_seconds", "gauge", "Seconds since the lease was renewed.",
        lambda stats: stats.lease_age_seconds),
+    _S("orderchain_sequencer_loop_delay_seconds", "gauge",
+       "How late the event loop was for the last beat of the lease, or the last look at it.",
+       lambda stats: stats.loop_delay_seconds),
     _S("orderchain_sequencer_queue_orders", "gauge", "Orders that wait for a commit.",
        lambda stats: stats.queue_rows),
     _S("orderchain_sequencer_queue_bytes", "gauge", "Their keys and payloads.",

@@ -17,7 +17,7 @@ from chain_kernel.clients.kafka import (
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, reading_error
-from chain_kernel.clients.topics import describe_topic
+from chain_kernel.clients.topics import TopicDescription, describe_topic, describe_topics
 from chain_kernel.errors import RetryError, TopicError
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ PROBE_EVERY_SECONDS: Final = 5.0
 _METADATA_AGE_MS: Final = 10_000
 """How old the client's list of partitions may be: an added partition is read from then on."""
 
+_MISSING_TRIES: Final = 20
+_MISSING_SECONDS: Final = 0.25
+"""How often, and after which pauses, topics are asked for again that are missing beside others."""
+
 _CLOSE_SECONDS: Final = 2.0
 """With the broker away, the client's own stop waits forever."""
 
@@ -42,7 +46,44 @@ async def check_intake_topic(config: TopicIntakeConfig) -> None:
 
     Call it before the take-over of the chain: a wrong setting should not end a leader.
     """
-    await TopicReader(config).check()
+    for error in (await refused_topics([config])).values():
+        raise error
+
+
+async def refused_topics(configs: Sequence[TopicIntakeConfig]) -> dict[str, TopicError]:
+    """Return by name which topics an intake would refuse, and why, with one client for all.
+
+    `configs` are of the same brokers. A broker that has just started, or a topic that was just
+    made, is not known at once: a topic that is missing beside others is asked for again for a
+    while. Raises ConnectError and RetryError.
+    """
+    first = configs[0]
+    kafka = KafkaConfig.of(first.kafka)
+    names = [config.topic for config in configs]
+    doing = f"read topic {names[0]}"
+    again = _MISSING_TRIES if len(names) > 1 else 0
+    async with connecting(kafka, first.connect_seconds, doing=doing):
+        request_ms = int(first.request_seconds * 1_000)
+        admin = make_admin(kafka, f"intake-{names[0]}", request_timeout_ms=request_ms)
+        async with started(admin, _CLOSE_SECONDS):
+            while True:
+                found = await describe_topics(admin, kafka, names)
+                missing = [name for name in names if not found[name].is_there]
+                if not missing or len(missing) == len(names) or not again:
+                    break
+                again -= 1
+                await asyncio.sleep(_MISSING_SECONDS)
+    return {name: error for name in names if (error := _refusal(found[name])) is not None}
+
+
+def _refusal(topic: TopicDescription) -> TopicError | None:
+    """Return a TopicError if orders might vanish unread."""
+    if not topic.is_there:
+        return TopicError("topic", topic.name, "a topic that exists")
+    policy = topic.settings.get("cleanup.policy", "")
+    if "compact" in policy:
+        return TopicError(f"cleanup.policy of topic {topic.name}", policy, "delete")
+    return None
 
 
 class TopicReader:
@@ -62,11 +103,6 @@ class TopicReader:
         self._offsets: dict[TopicPartition, int] = {}
         self._next_turn = 0
         self._next_probe = 0.0
-
-    async def check(self) -> None:
-        """Check only the topic. Raises ConnectError, TopicError, RetryError."""
-        async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
-            await self._check_topic()
 
     async def open(self) -> dict[int, tuple[int, int]]:
         """Connect and check the topic; see `chain_kernel.ports.RecordSource.open`."""
@@ -210,11 +246,8 @@ class TopicReader:
         admin = make_admin(self._kafka, self._role, request_timeout_ms=request_ms)
         async with started(admin, _CLOSE_SECONDS):
             topic = await describe_topic(admin, self._kafka, self._config.topic)
-        if not topic.is_there:
-            raise TopicError("topic", topic.name, "a topic that exists")
-        policy = topic.settings.get("cleanup.policy", "")
-        if "compact" in policy:
-            raise TopicError(f"cleanup.policy of topic {topic.name}", policy, "delete")
+        if refusal := _refusal(topic):
+            raise refusal
         return topic.partitions
 
     def _running(self) -> AIOKafkaConsumer:

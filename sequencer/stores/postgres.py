@@ -10,7 +10,7 @@ import asyncio
 import logging
 from itertools import chain as flatten
 from struct import Struct as Packing
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from chain_kernel.clock import Clock
     from sequencer.config import SequencerConfig
     from sequencer.stores.session import LeaderSession
+    from sequencer.stores.together import Together
 
 
 _log = logging.getLogger(__name__)
@@ -213,16 +214,14 @@ class Commit:
 
     def _raise(self, error: BaseException) -> NoReturn:
         """Give up; raise what went wrong as one of the outcomes."""
-        self._give_up()
+        if self._has_follower:  # its fence fails without this one
+            self._session.abandon()
+        self._session.abandon_after(error)
+        self._let_go()
         if not isinstance(error, Exception):
             raise error
         outcome = self._failure(error) or self._session.refusal("the commit", error)
         raise outcome from (error if outcome is not error else error.__cause__)
-
-    def _give_up(self) -> None:
-        """Drop the connection: whatever is under way on it has no answer any more."""
-        self._session.abandon()
-        self._let_go()
 
     def _let_go(self) -> None:
         if self._holds_lock:
@@ -298,12 +297,16 @@ class PostgresChainStore:
         config: SequencerConfig,
         clock: Clock | None = None,
         shared: CommitLine | None = None,
+        looks: Together[None, dict[str, Any]] | None = None,
     ) -> None:
-        """`shared`: the line of several chains, which somebody else closes."""
+        """`shared`: the line of several chains, which somebody else closes; `looks`: those of all
+        chains of the process, by default of the line.
+        """
         self._config = config
         self._tuning = config.tuning
         self._is_shared = shared is not None
         self.line = shared or CommitLine(config, clock or SystemClock())
+        self._looks = looks or self.line.looks
         self._session: LeaderSession | None = None
         self._term: Term | None = None
         # Held from the end of one term to the begin of the next of ours.
@@ -315,8 +318,7 @@ class PostgresChainStore:
 
     async def look(self) -> LeaseSight:
         """Return who leads; see `chain_kernel.ports.ChainStore.look`."""
-        session = await self.line.session()
-        row = await session.fetch_row("look", self._config.chain_id)
+        row = await self._looks.ask(self._config.chain_id, None)
         if row is None:
             raise ChainMissing(self._config.chain_id)
         return LeaseSight(**row, is_ours=row["nonce"] in self._drawn)
@@ -393,7 +395,7 @@ class PostgresChainStore:
                     session.check_replicated()
             except BaseException as error:
                 # Even if the caller is gone: a transaction may be open.
-                session.abandon()
+                session.abandon_after(error)
                 if isinstance(error, DRIVER_ERRORS):
                     failure = session.refusal("the intake's mark", error)
                     raise (intake_refusal(error, intake) or failure) from error
@@ -471,7 +473,7 @@ class PostgresChainStore:
                 self._drawn.discard(drawn.nonce)  # the only failure after which it cannot land
                 raise
             except BaseException as error:
-                session.abandon()
+                session.abandon_after(error)
                 if isinstance(error, DRIVER_ERRORS):
                     raise session.refusal("the take-over", error) from error
                 raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from uuid import UUID
 
 from msgspec import structs
@@ -23,6 +23,7 @@ from chain_kernel.clients.postgres import (
     DRIVER_ERRORS,
     close_connection,
     server_identity,
+    sqlstate_of,
     statement_refusal,
 )
 from chain_kernel.clients.session import (
@@ -38,9 +39,10 @@ from chain_kernel.errors import OrderchainError, RetryError, SchemaError
 from chain_kernel.model import ServerIdentity
 from chain_kernel.sql import SEQUENCER_WRITER, load_sql, require_version, with_constant
 from sequencer.core import ClockWatch
+from sequencer.stores.together import Together
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from chain_kernel.clients.postgres import Connection, Record
     from chain_kernel.clock import Clock
@@ -98,14 +100,31 @@ _PINNED: Final = {
 """Settings of every session, whatever a DBA set for the server, the database or the role."""
 
 
+_LOCK_TIMEOUT: Final = "100ms"
+"""How long a shared session waits for the lock of one chain's row; that chain then tries again."""
+
+_LOCKED: Final = "55P03"
+"""lock_not_available: nothing was done, and the connection is as good as before."""
+
+_PAUSE_PER_LEASE: Final = 0.01
+"""How long chains that share sessions wait for each other, to look and to beat together."""
+
+
+def pause_of(config: SequencerConfig, whose: str) -> float:
+    """Return how long the first who asks waits for the other chains of a process."""
+    return config.tuning.lease_seconds * _PAUSE_PER_LEASE if whose else 0.0
+
+
 def _session_config(
     config: SequencerConfig, purpose: str, whose: str = "", **settings: str
 ) -> SessionConfig:
     """Return the config of a direct session of a sequencer, with settings of its own.
 
     `whose` names the chains that share it. Each call ends within the deadline of a commit,
-    connecting included.
+    connecting included. A shared one waits only briefly for a lock: all of them wait with it.
     """
+    if whose:
+        settings["lock_timeout"] = _LOCK_TIMEOUT
     return SessionConfig(
         database=DatabaseConfig.of(config.database).for_writing(),
         application_name=f"orderchain {purpose} {whose or config.chain_id}",
@@ -139,6 +158,7 @@ class SideSessions(ClosedAtExit):
         """`whose` names the chains that share it; `refusal` is called as `Session` does."""
         self._config = _session_config(config, purpose, whose, synchronous_commit="off")
         self._refusal = refusal
+        self._pause_seconds = pause_of(config, whose)
         # The newest server last; a chain that still leads on an older one reopens its session.
         self._sessions: dict[ServerIdentity, _SideSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -174,6 +194,13 @@ class SideSessions(ClosedAtExit):
 
         return await self._of(term).run(term, work)
 
+    async def renew(self, term: Term, published_id: int) -> Record:
+        """Renew the lease of `term`, in one statement for all that are due. Raises as `fetch`."""
+        found = await self._of(term).beats.ask(term.chain_id, (term, published_id))
+        if found is None or not found["is_proven"]:
+            raise _not_ours(term)
+        return found
+
     async def close(self) -> None:
         """Close them; never raises, never waits beyond their deadline."""
         sessions = [each.session for each in self._sessions.values()]
@@ -184,7 +211,7 @@ class SideSessions(ClosedAtExit):
         found = self._sessions.get(term.server)
         if found is None:
             found = self._sessions[term.server] = _SideSession(
-                self._config, self._refusal, term.server
+                self._config, self._refusal, term.server, self._pause_seconds
             )
             if len(self._sessions) > _SERVERS_MAX:
                 oldest = self._sessions.pop(next(iter(self._sessions)))
@@ -207,9 +234,11 @@ class _SideSession:
         config: SessionConfig,
         refusal: Callable[[Exception], Exception | None] | None,
         server: ServerIdentity,
+        pause_seconds: float,
     ) -> None:
         config = structs.replace(config, is_of_one_chain=True)
         self.session = Session(config, prepare=self._begin, refusal=refusal, server=server)
+        self.beats = Together(self._renew, pause_seconds)
         self._proven: dict[int, bytes] = {}
 
     async def run(self, term: Term, work: Callable[[Connection], Awaitable[_Result]]) -> _Result:
@@ -219,18 +248,31 @@ class _SideSession:
             if self._proven.get(term.chain_id) != term.nonce:
                 held = (term.chain_id, term.epoch, term.nonce)
                 if await connection.fetchval(_SQL["prove_term"], *held) is None:
-                    raise RetryError(
-                        f"chain {term.chain_id}: not the server of the term: it has no epoch "
-                        f"{term.epoch} of ours ({term.server})"
-                    )
+                    raise _not_ours(term)
                 self._proven[term.chain_id] = term.nonce
             return await work(connection)
 
         return await self.session.run(proven)
 
+    async def _renew(self, beats: Mapping[int, tuple[Term, int]]) -> dict[int, Record]:
+        """Return by chain what `renew_leases` returns; it proves each term itself."""
+        due = [(each.chain_id, each.epoch, each.nonce, at) for each, at in beats.values()]
+        columns = [list(column) for column in zip(*due, strict=True)]
+        found: list[Record] = await self.session.run(
+            lambda connection: connection.fetch(_SQL["renew_leases"], *columns)
+        )
+        return {row["chain_id"]: row for row in found}
+
     async def _begin(self, connection: Connection) -> None:
         self._proven.clear()
         await pin(connection)
+
+
+def _not_ours(term: Term) -> RetryError:
+    return RetryError(
+        f"chain {term.chain_id}: not the server of the term: it has no epoch {term.epoch} of ours "
+        f"({term.server})"
+    )
 
 
 async def pin(connection: Connection) -> None:
@@ -332,7 +374,8 @@ class LeaderSession:
     async def fetch_locked(self, name: str, *values: object) -> list[Record]:
         """Do as `fetch`, for a caller that holds the lock: its values depend on who leads."""
         statement = _SQL[name]
-        if values:  # the first is the chain: as a value, its plan would be one for all chains
+        # The first is the chain, or all of them: as a value, its plan would be one for all chains.
+        if values and isinstance(values[0], int):
             statement, values = with_constant(statement, values[0]), values[1:]
         try:
             async with asyncio.timeout(self._config.tuning.commit_seconds):
@@ -341,7 +384,7 @@ class LeaderSession:
                 self.check_replicated()
                 return rows
         except DRIVER_ERRORS as error:
-            self.abandon()
+            self.abandon_after(error)
             raise self.refusal(name, error) from error
         except BaseException:
             self.is_interrupted = True
@@ -363,6 +406,11 @@ class LeaderSession:
 
     def _on_cancelled_wait(self, _: Connection) -> None:
         self._is_wait_cancelled = True
+
+    def abandon_after(self, error: BaseException) -> None:
+        """Give the connection up, unless all that went wrong is a lock that was not had in time."""
+        if sqlstate_of(error) != _LOCKED:
+            self.abandon()
 
     def abandon(self) -> None:
         """Give the connection up at once, without notifying the server."""
@@ -420,6 +468,8 @@ class CommitLine:
         self._connects = 0
         self._failed: Exception | None = None  # what the last connect raised
         self._server = ServerIdentity(0, 0)  # the last that was reached
+        self.looks = Together(self._look, pause_of(config, whose))
+        """Who leads, in one statement for all chains that ask here at about the same time."""
         self.allowed = ""
         """How many connections the server allows; empty before the first."""
 
@@ -466,6 +516,11 @@ class CommitLine:
                 "replaced: an old primary answers; end it, or start again to lead there"
             )
         self._server = now
+
+    async def _look(self, chains: Mapping[int, None]) -> dict[int, dict[str, Any]]:
+        rows = await (await self.session()).fetch("look", list(chains))
+        found = [dict(row) for row in rows]
+        return {row.pop("chain_id"): row for row in found}
 
     async def close(self) -> None:
         """Close the connection within a second, or drop it."""

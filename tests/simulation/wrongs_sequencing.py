@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -255,8 +255,8 @@ def take_over_needs_the_topic() -> Iterator[None]:
 def _with_sink(*ends: type[Exception]) -> Any:
     acquire = Leadership.acquire
 
-    async def check_after(self: Leadership) -> Term:
-        term = await acquire(self)
+    async def check_after(self: Leadership, turn: AsyncExitStack) -> Term:
+        term = await acquire(self, turn)
         try:
             await self._sink.start(term.topic, term.partition)
         except (RetryError, ConnectError, TopicError) as error:

@@ -19,6 +19,7 @@ from chain_kernel.errors import (
     RefusedError,
     SettingError,
     SteppedDown,
+    TopicError,
 )
 from chain_kernel.model import IntakeMark
 from chain_kernel.sql import SEQUENCER_WRITER
@@ -30,7 +31,7 @@ from chainctl.monitor_server import Address, watched
 from chainctl.output import Stopwatch, talk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from chain_kernel.monitoring import MonitoredPart, Sample
     from chainctl.output import ProgressBar
@@ -94,7 +95,7 @@ class TopicIntakeRun:
     ) -> None:
         """`opened` returns the sequencer; by default one with connections of its own."""
         self.config = config
-        self._topic = topic
+        self.topic = topic
         self._opened = opened
         self._sequencer: Sequencer | None = None
         self._intake: TopicIntake | None = None
@@ -132,7 +133,7 @@ class TopicIntakeRun:
         from sequencer import check_intake_topic
 
         try:
-            await check_intake_topic(self._topic)
+            await check_intake_topic(self.topic)
         except ConnectError as error:
             # A standby is wanted most while something is away: it reads the topic when it leads.
             if not self.config.standby:
@@ -154,7 +155,7 @@ class TopicIntakeRun:
             self._stopwatch = Stopwatch()
             self._sequencer = sequencer
             self._intake = TopicIntake(
-                self._topic,
+                self.topic,
                 sequencer,
                 on_progress=lambda stats: on_progress(
                     stats.records, f"id {sequencer.stats().head_persisted}"
@@ -170,7 +171,7 @@ class TopicIntakeRun:
         intake, sequencer = self._intake.stats(), self._sequencer.stats()
         done = TopicIntakeReport(
             chain=self.config.chain_id,
-            topic=self._topic.topic,
+            topic=self.topic.topic,
             epoch=sequencer.epoch,
             records=intake.records,
             rejects=intake.rejects,
@@ -205,12 +206,14 @@ class ManyTopicsRun:
         """
         async with watched(http) as watch:
             watch.add(*self._runs)
-            await self._check()
+            refused = await self._check()
             async with self._shared:
                 if any(run.config.standby for run in self._runs):
                     report_ready(f"waits for the leaders of {counted(len(self._runs), 'chain')}")
                 try:
-                    await asyncio.gather(*(self._keep_leading(run, bar) for run in self._runs))
+                    await asyncio.gather(
+                        *(self._keep_leading(run, bar, refused) for run in self._runs)
+                    )
                 finally:
                     self._failed.log()
         if self._failure is not None:
@@ -220,17 +223,38 @@ class ManyTopicsRun:
         """Return what was done for each chain that was led, in its last term."""
         return [done for run in self._runs for done in run.taken()]
 
-    async def _check(self) -> None:
-        """Check all topics before anything is taken over. Raises what the first one refuses."""
-        async with asyncio.TaskGroup() as checks:
-            for run in self._runs:
-                checks.create_task(run.check())
+    async def _check(self) -> dict[str, TopicError]:
+        """Check all topics before anything is taken over; return why some cannot be read.
 
-    async def _keep_leading(self, run: TopicIntakeRun, bar: ProgressBar) -> None:
-        """Lead one chain; as a standby again and again, as a supervisor does with a process."""
+        Raises what the first one refuses where none can be read: their name is wrong.
+        """
+        from sequencer import refused_topics
+
+        try:
+            refused = await refused_topics([run.topic for run in self._runs])
+        except ConnectError as error:
+            if not self._runs[0].config.standby:
+                raise
+            talk(f"chainctl: {error}; waits as a standby all the same")
+            return {}
+        if len(refused) == len(self._runs):
+            raise refused[self._runs[0].topic.topic]
+        return refused
+
+    async def _keep_leading(
+        self, run: TopicIntakeRun, bar: ProgressBar, refused: Collection[str]
+    ) -> None:
+        """Lead one chain; as a standby again and again, as a supervisor does with a process.
+
+        A chain whose topic is `refused` is not led before it can be read.
+        """
         config = run.config
+        is_checked = run.topic.topic not in refused
         while True:
             try:
+                if not is_checked:
+                    await run.check()
+                    is_checked = True
                 await run.lead(partial(self._move, bar, config.chain_id), report_ready)
             except SteppedDown as error:
                 talk(f"chainctl: {error}")
@@ -238,8 +262,10 @@ class ManyTopicsRun:
                     return
             except Exception as error:  # noqa: BLE001 - of this chain alone
                 self._log_failure(config.chain_id, reason_in_chain(config.chain_id, error))
+                is_checked = not isinstance(error, TopicError)
                 # A server that is away is waited for: the connections that all share were opened.
-                is_away = isinstance(error, ConnectError)
+                # So is a topic: that of another chain is there.
+                is_away = isinstance(error, ConnectError | TopicError)
                 is_refused = isinstance(error, RefusedError) and not is_away and not run.taken()
                 if not config.standby or is_refused or isinstance(error, HaltError):
                     self._failure = self._failure or error

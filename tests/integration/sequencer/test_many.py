@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import asyncpg
 import pytest
 from msgspec.structs import replace
 
@@ -136,6 +137,39 @@ async def test_standby_of_many_chains_leads_the_one_that_is_handed_over(
             await leading[3].submit("first", b"")
         assert [leading[number].stats().take_overs for number in (1, 3)] == [1, 1]
     assert [(await chain.head())["epoch"] for chain in chains] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("table", ["chain_head", "chain_lease"])
+async def test_row_of_one_chain_that_is_locked_holds_no_connection_of_others(
+    make_chain: MakeChain, table: str
+) -> None:
+    locked, free = await make_chains(make_chain, 2)
+    other = await asyncpg.connect(locked.database)
+    async with open_sequencers(configs_of([locked, free]), connections=1) as sequencers:
+        before = await beats(free)
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(f"SELECT FROM {table} WHERE chain_id = 1 FOR UPDATE")
+        waiting = asyncio.create_task(sequencers[1].submit("key", b""))
+        async with deadline():
+            number = 0
+            # Longer than the deadline of a commit, by which a connection would be given up.
+            while await beats(free) < before + 30:
+                assert (await sequencers[2].submit(f"key{number}", b"")).id > 0
+                number += 1
+            assert waiting.done() is (table == "chain_lease")
+            await transaction.rollback()
+            assert (await waiting).id > 0
+        assert sequencers[2].stats().take_overs == 1
+    await other.close()
+    assert await locked.rows() != []
+
+
+async def beats(chain: Chain) -> int:
+    counter: int = await chain.value(
+        "SELECT counter FROM chain_lease WHERE chain_id = $1", chain.chain_id
+    )
+    return counter
 
 
 async def test_too_few_connections_are_added_up_in_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
@@ -70,6 +71,7 @@ class World:
         clock: Clock | None = None,
         *,
         below_bounds: dict[str, int] | None = None,
+        turns: asyncio.Semaphore | None = None,
         **settings: Any,
     ) -> Sequencer:
         quick = {"heartbeat_seconds": 0.01, "recover_seconds": 5, **settings}
@@ -81,6 +83,7 @@ class World:
             lease=MemoryLease(self.database, 1),
             sink=self.sink,
             clock=clock or SystemClock(),
+            turns=turns,
         )
 
     async def steal(self) -> None:

@@ -53,5 +53,12 @@ def test_database_that_was_away_for_long_says_nothing_of_the_leader() -> None:
     assert taken_over_at(watch, range(20_500, 22_000, 50)) == 20_550
 
 
+def test_time_by_which_our_own_loop_was_late_is_no_silence_of_the_leader() -> None:
+    watch = LeaseWatch(LEASE_NS)
+    late = [watch.may_take_over(sight(), now, late_ns=200) for now in range(0, 5_000, 250)]
+    assert not any(late)
+    assert taken_over_at(watch, range(4_800, 6_000, 50)) == 4_800
+
+
 def test_standby_that_reaches_the_database_only_now_and_then_takes_over() -> None:
     assert taken_over_at(LeaseWatch(LEASE_NS), range(0, 100_000, 5_000)) == 20_000

@@ -75,6 +75,42 @@ async def test_database_away_for_too_long_answers_what_is_known(
         await sequencer.__aexit__(None, None, None)
 
 
+@pytest.mark.parametrize("fault", [None, CommitFault.REFUSED])
+async def test_take_over_waits_for_its_turn_and_gives_it_to_the_next(
+    fault: CommitFault | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few chains start at once; one that takes over again has a turn, too."""
+    turns = asyncio.Semaphore(1)
+    one, other = World(), World()
+    looking, answers = asyncio.Event(), asyncio.Event()
+
+    async def last_records(*_: object) -> list[bytes | None]:
+        looking.set()
+        await answers.wait()
+        return []
+
+    monkeypatch.setattr(one.sink, "last_records", last_records)
+    first = one.sequencer(turns=turns)
+    starting = asyncio.create_task(first.__aenter__())
+    async with deadline():
+        await looking.wait()
+        second = other.sequencer(turns=turns)
+        waiting = asyncio.create_task(second.__aenter__())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert other.chain.epoch == 0
+        answers.set()
+        await asyncio.gather(starting, waiting)
+        if fault is not None:
+            one.store.faults.append(fault)
+        await first.submit("a", b"1")
+        await second.submit("a", b"1")
+    assert (one.chain.epoch, other.chain.epoch) == (1 if fault is None else 2, 1)
+    for each in (first, second):
+        await each.__aexit__(None, None, None)
+    assert not turns.locked()
+
+
 async def test_sequencer_that_was_entered_before_is_refused_and_harms_nothing(world: World) -> None:
     sequencer = world.sequencer(lease_seconds=0.2, commit_seconds=0.1)
     async with deadline(), sequencer:

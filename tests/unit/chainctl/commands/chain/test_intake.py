@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sequencer
-from chain_kernel.errors import ConnectError, PageDamaged, SchemaError
+from chain_kernel.errors import ConnectError, PageDamaged, SchemaError, TopicError
 from chainctl.commands.chain.intake import ManyTopicsRun
 from chainctl.output import ProgressBar
 from sequencer import SequencerConfig, TopicIntakeConfig
@@ -40,10 +40,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Exception]]:
             def sequencer(self, _: SequencerConfig) -> None:
                 raise left.pop(0)
 
-        async def find_topic(_: TopicIntakeConfig) -> None: ...
+        async def find_topics(_: object) -> dict[str, TopicError]:
+            return {}
 
         monkeypatch.setattr(sequencer, "SharedConnections", Shared)
-        monkeypatch.setattr(sequencer, "check_intake_topic", find_topic)
+        monkeypatch.setattr(sequencer, "refused_topics", find_topics)
         return left
 
     return prepare

@@ -1,0 +1,266 @@
+"""Many chains in two processes, each a standby of the other's, under orders: are they led in peace?
+
+`python -m tests.faults.many_led --chains 1000 --seconds 120` prints a line every ten seconds: how
+many chains are led, how often epochs rose, and how late orders are delivered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import asyncpg
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from chain_kernel.clients.kafka import make_admin, started
+from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.clients.topics import describe_topics
+from chain_kernel.frame import decode_body, decode_header, default_topic
+from chain_kernel.seal import genesis_seal
+from chain_kernel.sql import SEQUENCER_WRITER
+from chainctl.admin import apply_schema
+from local_stack import LocalStack
+from tests.builders.topics import make_topics
+
+INTAKE: Final = "in.{chain}"
+TOPICS_AT_ONCE: Final = 50
+REPORT_SECONDS: Final = 10.0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What happened since the report before."""
+
+    seconds: float
+    led: int
+    """Chains whose lease was renewed within its time."""
+    rises: int
+    """How many epochs began."""
+    delivered: int
+    p50_ms: float
+    p99_ms: float
+    memory_mb: tuple[int, ...]
+    cpu: tuple[float, ...]
+    """CPU seconds of each process per second."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seconds:5.0f} s: {self.led} led, {self.rises} new epochs, {self.delivered} "
+            f"delivered, p50 {self.p50_ms:.0f} ms, p99 {self.p99_ms:.0f} ms, memory "
+            f"{self.memory_mb} MB, cpu {self.cpu}"
+        )
+
+
+class Fleet:
+    """The chains, the processes that lead them, and the orders."""
+
+    def __init__(self, database: str, writer: str, kafka: str, chains: int, lease: float) -> None:
+        self._database, self._writer, self._kafka = database, writer, kafka
+        self.chains = chains
+        self._lease = lease
+        self.processes: list[asyncio.subprocess.Process] = []
+        self._late_ms: list[float] = []
+        self._epochs = 0
+        self._cpu: dict[int, float] = {}
+        self._began = self._reported = time.monotonic()
+
+    async def create(self) -> None:
+        """Make the chains, and two topics for each."""
+        connection = await asyncpg.connect(self._database)
+        try:
+            identity = await connection.fetchval("SELECT database_id FROM schema_version")
+            await connection.executemany(
+                "SELECT chain_create($1, $2, $3, 0, $4)",
+                [
+                    (each, genesis_seal(identity, each), default_topic(each), 2**23)
+                    for each in range(1, self.chains + 1)
+                ],
+            )
+        finally:
+            await connection.close()
+        names = [default_topic(each) for each in range(1, self.chains + 1)]
+        names += [INTAKE.replace("{chain}", str(each)) for each in range(1, self.chains + 1)]
+        kafka = KafkaConfig.of(self._kafka)
+        async with started(make_admin(kafka, "fleet")) as admin:
+            for at in range(0, len(names), TOPICS_AT_ONCE):
+                some = names[at : at + TOPICS_AT_ONCE]
+                await make_topics(self._kafka, *some)
+                while not all(
+                    each.is_there for each in (await describe_topics(admin, kafka, some)).values()
+                ):
+                    await make_topics(self._kafka, *some)
+
+    async def start(self, *options: str) -> None:
+        """Start one more process for all chains."""
+        environment = {
+            **os.environ, "CHAINCTL_DATABASE": self._writer, "CHAINCTL_KAFKA": self._kafka,
+        }  # fmt: skip
+        self.processes.append(
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "chainctl", "sequence", "--chains", f"1-{self.chains}",
+                "--intake-topic", INTAKE, "--standby", "--lease-seconds", str(self._lease),
+                *options, env=environment,
+            )
+        )  # fmt: skip
+
+    async def stop(self) -> None:
+        """End all processes."""
+        for process in self.processes:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            await process.wait()
+
+    async def look(self) -> Report:
+        """Return what happened since the last look."""
+        connection = await asyncpg.connect(self._database)
+        try:
+            led, epochs = await connection.fetchrow(
+                "SELECT count(*) FILTER (WHERE beat_at > clock_timestamp() - make_interval("
+                "secs => $1) AND NOT released AND epoch > 0), sum(epoch) FROM chain_lease",
+                self._lease,
+            )
+        finally:
+            await connection.close()
+        rises, self._epochs = int(epochs) - self._epochs, int(epochs)
+        late, self._late_ms = sorted(self._late_ms), []
+        now = time.monotonic()
+        since, self._reported = now - self._reported, now
+        alive = [each.pid for each in self.processes if each.returncode is None]
+        used = {pid: _cpu_seconds(pid) for pid in alive}
+        cpu = tuple(round((used[pid] - self._cpu.get(pid, 0.0)) / since, 2) for pid in alive)
+        self._cpu = used
+        return Report(
+            now - self._began, led, rises, len(late), _part(late, 0.5), _part(late, 0.99),
+            tuple(map(_memory_mb, alive)), cpu,
+        )  # fmt: skip
+
+    @contextlib.asynccontextmanager
+    async def load(self, rate: float) -> AsyncIterator[None]:
+        """Send orders to the chains in turn, and measure how late their frames are."""
+        tasks = [asyncio.create_task(self._send(rate)), asyncio.create_task(self._receive())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    raise outcome
+
+    async def _send(self, rate: float) -> None:
+        run = secrets.token_hex(4)
+        async with AIOKafkaProducer(bootstrap_servers=self._kafka, linger_ms=0) as producer:
+            began = time.monotonic()
+            for number in count():
+                await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+                topic = INTAKE.replace("{chain}", str(number % self.chains + 1))
+                await producer.send(
+                    topic, str(time.time_ns()).encode(), key=f"{run}-{number}".encode()
+                )
+
+    async def _receive(self) -> None:
+        places = [TopicPartition(default_topic(each), 0) for each in range(1, self.chains + 1)]
+        consumer = AIOKafkaConsumer(bootstrap_servers=self._kafka, enable_auto_commit=False)
+        async with consumer:
+            consumer.assign(places)
+            await consumer.seek_to_end()
+            seen: set[str] = set()
+            while True:
+                for records in (await consumer.getmany(timeout_ms=500)).values():
+                    for record in records:
+                        header = decode_header(record.value)
+                        if header.is_heartbeat:
+                            continue
+                        for event in decode_body(record.value, header):
+                            if event.key not in seen:
+                                seen.add(event.key)
+                                self._late_ms.append((time.time_ns() - int(event.payload)) / 1e6)
+
+
+def say(what: object) -> None:
+    """Write one line."""
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
+def _part(values: list[float], part: float) -> float:
+    return values[int(len(values) * part)] if values else float("nan")
+
+
+def _memory_mb(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Make chains in a stack of their own, lead them twice, and report."""
+    stack = LocalStack(options.directory)
+    stack.reset()
+    stack.up()
+    try:
+        environment = stack.environment()
+        connection = await asyncpg.connect(environment["CHAINCTL_DATABASE"])
+        await apply_schema(connection)
+        await connection.close()
+        fleet = Fleet(
+            environment["CHAINCTL_DATABASE"], stack.dsn(SEQUENCER_WRITER),
+            environment["CHAINCTL_KAFKA"], options.chains, options.lease,
+        )  # fmt: skip
+        await fleet.create()
+        say("created")
+        try:
+            await fleet.start(*options.option)
+            await _until_led(fleet)
+            async with fleet.load(options.rate):
+                if not options.alone:
+                    await fleet.start(*options.option)
+                for _ in range(int(options.seconds / REPORT_SECONDS)):
+                    await asyncio.sleep(REPORT_SECONDS)
+                    say(await fleet.look())
+        finally:
+            await fleet.stop()
+            say(f"ended with {[each.returncode for each in fleet.processes]}")
+    finally:
+        stack.reset()
+
+
+async def _until_led(fleet: Fleet) -> None:
+    while (report := await fleet.look()).led < fleet.chains:
+        say(report)
+        if any(each.returncode is not None for each in fleet.processes):
+            raise RuntimeError("the process has ended")
+        await asyncio.sleep(2.0)
+    say(report)
+
+
+def main() -> None:
+    """Read the options, and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chains", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=200.0, help="orders per second, over all")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--lease", type=float, default=5.0)
+    parser.add_argument("--alone", action="store_true", help="start no second process")
+    parser.add_argument("--option", action="append", default=[], help="one more of `sequence`")
+    parser.add_argument("--directory", type=Path, default=Path("/tmp/orderchain-many"))  # noqa: S108
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
