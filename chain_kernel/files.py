@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -24,11 +25,18 @@ from chain_kernel.errors import InputError
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from io import BufferedReader
-    from pathlib import Path
 
     from chain_kernel.model import Event
+
+
+def home_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the user's folder; None for an account that has none, such as a number alone."""
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except (RuntimeError, KeyError):
+        return None
 
 
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 _REFUSED = 2
+_INTERRUPTED = 130
+_TERMINATED = 143
 
 
 def run() -> int:
@@ -13,8 +17,13 @@ def run() -> int:
     Without the extra `cli`, `chainctl` is installed, but nothing can read its arguments: it says
     so.
     """
+    # The imports take long, and for process 1, as in a container, the kernel drops a SIGTERM that
+    # has no handler. Nothing is open yet; `main` sets another handler.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
     try:
         from chainctl.main import main
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     except ModuleNotFoundError as error:
         from chain_kernel.text import not_installed
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from chain_kernel.errors import SettingError
+from chain_kernel.files import home_folder
 from chain_kernel.text import silent
 from local_stack.errors import FolderUnusable, SetupNeeded
 
@@ -122,7 +124,10 @@ def default_directory(environ: Mapping[str, str]) -> Path:
     own."""
     named = environ.get(DIRECTORY_VARIABLE)
     if named:
-        return Path(named).expanduser().absolute()
+        try:
+            return Path(named).expanduser().absolute()
+        except RuntimeError:  # there is no such user, or this account has no home
+            raise SettingError("stack_dir", named, "a folder that is there without ~") from None
     if os.geteuid() == 0:
         return _SYSTEM_DATA
     return _base(environ, "XDG_DATA_HOME", ".local/share") / "orderchain"
@@ -138,7 +143,11 @@ def default_cache_directory(environ: Mapping[str, str]) -> Path:
 def _base(environ: Mapping[str, str], variable: str, below_home: str) -> Path:
     named = environ.get(variable, "")
     # The XDG rules: a relative path in these variables must be ignored.
-    return Path(named) if Path(named).is_absolute() else Path.home() / below_home
+    if Path(named).is_absolute():
+        return Path(named)
+    if (home := home_folder(environ)) is None:
+        raise SettingError(variable, named, "an absolute folder: this account has no home folder")
+    return home / below_home
 
 
 def make_folder(path: Path, mode: int) -> None:

@@ -6,13 +6,14 @@ import os
 import shlex
 import shutil
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from chain_kernel.errors import SettingError
 from chain_kernel.testing.memory_chain import LinkDial
 from chain_kernel.text import counted
 from chainctl.event_loop import run_async
@@ -141,7 +142,10 @@ def _demo_folder(stack: LocalStack) -> Iterator[Path]:
 def _commands(stack: LocalStack, *, with_spark: bool) -> dict[str, str]:
     """Return the shell lines that look at what the demo leaves, as typed in a new shell here."""
     called = _chainctl()
-    if stack.directory != default_directory({}):
+    is_usual = False
+    with suppress(SettingError):  # an account without a home folder has no usual one
+        is_usual = stack.directory == default_directory({})
+    if not is_usual:
         called = f"{DIRECTORY_VARIABLE}={shlex.quote(str(stack.directory))} {called}"
     commands = {command: f"{called} {command} --demo" for command in COMMANDS}
     if not with_spark:

@@ -25,6 +25,7 @@ from msgspec import Struct
 from chain_kernel.clients.pem import load_authorities, load_own_certificate, read_file
 from chain_kernel.config import CheckedNames, is_host, mask_dsn
 from chain_kernel.errors import SettingError
+from chain_kernel.files import home_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -108,8 +109,11 @@ def completed(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str,
     service = whole.pop("service", "") or environ.get("PGSERVICE", "")
     file = whole.pop("servicefile", "") or environ.get("PGSERVICEFILE", "")
     if service:
-        home = Path(environ.get("HOME") or Path.home())
-        whole = _service(service, Path(file) if file else home / ".pg_service.conf") | whole
+        home = home_folder(environ)
+        if not file and home is None:
+            expected = "servicefile or PGSERVICEFILE with it: this account has no home folder"
+            raise SettingError("service", service, expected)
+        whole = _service(service, Path(file or f"{home}/.pg_service.conf")) | whole
     whole = {name: value for name, value in named.items() if value} | whole
     for name, harmless in _WITHOUT_EFFECT.items():
         value = whole.pop(name, "")
@@ -295,7 +299,7 @@ class DatabaseConfig(
         if unknown:
             expected = f"one of {', '.join(sorted(fields))}"
             raise SettingError("database option", unknown[0], expected)
-        return cls(**_with_home_files(given, Path(environ.get("HOME") or Path.home())))
+        return cls(**_with_home_files(given, home_folder(environ)))
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -309,6 +313,11 @@ class DatabaseConfig(
             if (value := getattr(self, field)) and value not in choices:
                 raise SettingError(field, value, f"one of {', '.join(choices)}")
         self._check_numbers()
+        if not self.user:
+            try:
+                getpass.getuser()
+            except (KeyError, OSError):  # as in a container that runs under a number
+                raise SettingError("user", "", "a login: this account has no name") from None
         for host, _ in self.addresses:
             if not host.startswith("/") and not is_host(host):
                 raise SettingError("host", host, "names of 1 to 63 characters between dots")
@@ -535,8 +544,10 @@ def server_name(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _with_home_files(given: dict[str, str], home: Path) -> dict[str, str]:
+def _with_home_files(given: dict[str, str], home: Path | None) -> dict[str, str]:
     """Add the files of `~/.postgresql`, and `~/.pgpass`, where they exist and are not named."""
+    if home is None:
+        return given
     folder, mode = home / ".postgresql", given.get("sslmode", "require")
     added: dict[str, Path] = {}
     certificate, key = folder / "postgresql.crt", folder / "postgresql.key"

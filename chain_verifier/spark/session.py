@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -63,6 +64,18 @@ def require_java(environ: Mapping[str, str]) -> None:
     release = program.resolve().parent.parent / "release"
     if release.is_file():
         _require_release(program, release.read_text(encoding="utf-8", errors="replace"))
+
+
+def require_account() -> None:
+    """Raise SettingError for an account that is a number alone: Hadoop's login asks for its name.
+
+    So does Java, for its home folder.
+    """
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        expected = "one with a line in /etc/passwd, which Spark needs; or --local"
+        raise SettingError("account", os.geteuid(), expected) from None
 
 
 def _java_program(environ: Mapping[str, str]) -> Path | None:
@@ -185,6 +198,7 @@ def open_session(
         return
     require_java(os.environ)
     require_spark(os.environ)
+    require_account()
     if kafka:
         _end_java_without_connector()
     packages = ",".join(packages_for(kafka=kafka))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -17,6 +16,8 @@ from chainctl.output import data_json, data_text, table, talk
 from chainctl.settings import CONFIG_PATH, DEMO, ENVIRONMENT_PREFIX, load_settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from chainctl.settings import Settings
     from local_stack import LocalStack, StackStatus
 
@@ -92,10 +93,10 @@ def env(settings: Settings, as_json: bool) -> None:
 def stack_of(settings: Settings) -> LocalStack:
     """Return the local stack that the settings name."""
     from local_stack import LocalStack, default_directory
+    from local_stack.folders import DIRECTORY_VARIABLE
 
-    named = settings.stack_dir
-    folder = Path(named).expanduser().absolute() if named else default_directory(os.environ)
-    return LocalStack(folder, is_long_run=False)
+    named = {DIRECTORY_VARIABLE: settings.stack_dir} if settings.stack_dir else {}
+    return LocalStack(default_directory({**os.environ, **named}), is_long_run=False)
 
 
 def _show(status: StackStatus, *, as_json: bool) -> None:
