@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.protocol.produce import ProduceRequest
 
 from chain_kernel.clients.kafka import close_client, copy_records_once, end_client, start_client
@@ -31,6 +32,7 @@ class Connections:
 
     def __init__(self, connection: Connection) -> None:
         self._conns = {"any": connection}
+        self.cluster = ClusterMetadata()
         self._sync_task = asyncio.ensure_future(asyncio.Event().wait())
 
 
