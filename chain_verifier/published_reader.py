@@ -103,7 +103,6 @@ class PublishedReader:
                     request_timeout_ms=math.ceil(1_000 * max(seconds, CONNECT_SECONDS)),
                 )
                 await start_client(consumer)
-                # All topics: a request for a missing one could create it.
                 if self._at.topic not in await consumer.topics():
                     raise self._missing()
                 consumer.assign([self._at])

@@ -15,9 +15,11 @@ import logging
 import struct
 from contextlib import asynccontextmanager
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
+import aiokafka.client
 from aiokafka import (
     AIOKafkaConsumer,
     AIOKafkaProducer,
@@ -27,6 +29,7 @@ from aiokafka import (
 )
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     CommitFailedError,
     IllegalStateError,
@@ -39,6 +42,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.produce import ProduceRequest
 
 from chain_kernel.clients import abort
@@ -254,7 +258,8 @@ def make_consumer(
     automatically, and an offset that is no longer in the log raises ("latest" skips what there is).
     """
     safe = {"enable_auto_commit": False, "auto_offset_reset": "none"}
-    return RecordConsumer(*topics, **connection_options(config, role), **{**safe, **options})
+    made = RecordConsumer(*topics, **connection_options(config, role), **{**safe, **options})
+    return _never_creating(made)
 
 
 def make_producer(
@@ -264,9 +269,32 @@ def make_producer(
 ) -> AIOKafkaProducer:
     """Return a producer, not started, that waits for all replicas; otherwise as `make_consumer`."""
     options = {"acks": "all", **options}
-    producer = AIOKafkaProducer(**connection_options(config, role), **options)
+    producer = _never_creating(AIOKafkaProducer(**connection_options(config, role), **options))
     copy_records_once(producer.client)
     return producer
+
+
+class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
+    """Connections that never ask a broker to make a topic: a misspelt one must be missed.
+
+    aiokafka's own ask for that with each request about a topic, and brokers may be set to do so. It
+    is its own code, with another request in it.
+    """
+
+    _metadata_update = FunctionType(
+        AIOKafkaClient._metadata_update.__code__,
+        {
+            **vars(aiokafka.client),
+            "MetadataRequest": partial(MetadataRequest, allow_auto_topic_creation=False),
+        },
+    )
+
+
+def _never_creating(client: Any) -> Any:  # noqa: ANN401 - aiokafka has no types
+    """Return a consumer, producer or admin client that makes no topic but by its own request."""
+    connections = client.client if hasattr(client, "client") else client._client
+    connections.__class__ = _Client
+    return client
 
 
 class _PlainProduce(ProduceRequest):  # type: ignore[misc] # aiokafka has no types
@@ -320,7 +348,7 @@ def make_admin(
     **options: Any,  # noqa: ANN401 - those of aiokafka
 ) -> AIOKafkaAdminClient:
     """Return an admin client, not started; as `make_consumer`."""
-    return AIOKafkaAdminClient(**connection_options(config, role), **options)
+    return _never_creating(AIOKafkaAdminClient(**connection_options(config, role), **options))
 
 
 # -- reading -------------------------------------------------------------------------------------

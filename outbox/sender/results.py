@@ -261,7 +261,6 @@ class ConfirmIntake:
 
     async def _there(self, consumer: AIOKafkaConsumer, topics: list[str]) -> list[str]:
         """Return the topics that exist. A missing one would keep the others from being read."""
-        # It asks for all topics: a request for a missing one could create it.
         async with asyncio.timeout(self.config.connect_seconds):
             known = await consumer.topics()
         for topic in topics:

@@ -65,6 +65,7 @@ UNDOCUMENTED: Final = (
     (asyncpg.protocol.Protocol, "get_settings"),
     (aiokafka.conn.AIOKafkaConnection, "close"),
     (aiokafka.AIOKafkaProducer.__init__, "client"),
+    (aiokafka.client.AIOKafkaClient._metadata_update, "MetadataRequest"),
     *(
         (Fetcher._proc_fetch_request, name)
         for name in ("MemoryRecords", "PartitionRecords", "FetchResult")
