@@ -232,7 +232,7 @@ def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
         port=ports[0],
         controller_port=ports[1],
         is_long_run=False,
-        settings={"auto.create.topics.enable": "true"},  # as brokers have it unless they are told
+        settings={"auto.create.topics.enable": "true"},  # which is the default of brokers
     )
     with KafkaServer(with_proxy(config, ports[2], ports[3])) as server:
         yield server
