@@ -1,4 +1,4 @@
-"""A broker that makes topics by itself, as brokers do unless told: none of ours asks for one."""
+"""A broker that makes topics by itself, as is the default: none of ours asks for one."""
 
 from __future__ import annotations
 
