@@ -29,7 +29,7 @@ from chain_kernel.clients.postgres import (
 )
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import ConnectError, DurabilityError, RetryError
-from chain_kernel.sql import NUMBERED, with_constant
+from chain_kernel.sql import AUDITOR, GAP_READER, NUMBERED, with_constant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -191,6 +191,11 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """How long after its last statement the connection is kept. None: until `close`."""
     busy_seconds: float = 0.0
     """How long to wait, with jitter, while the server has no connection left."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError for several hosts of which any may be chosen, where it writes."""
+        if self.role not in (GAP_READER, AUDITOR):
+            self.database.for_writing()
 
     @property
     def connect_within(self) -> float:

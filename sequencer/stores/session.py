@@ -126,7 +126,7 @@ def _session_config(
     if whose:
         settings["lock_timeout"] = _LOCK_TIMEOUT
     return SessionConfig(
-        database=DatabaseConfig.of(config.database).for_writing(),
+        database=DatabaseConfig.of(config.database),
         application_name=f"orderchain {purpose} {whose or config.chain_id}",
         role=SEQUENCER_WRITER,
         settings={**_PINNED, **settings},
