@@ -27,7 +27,7 @@ from matcher_receiver import (
 from tests.deadlines import deadline, stretched
 
 from .brokers import Brokers
-from .chains import create_chain
+from .chains import create_chain, promoted, require_whole
 from .inspector import inspect
 from .processes import Worker
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from chain_kernel.model import Event, Mark
     from local_stack import PostgresServer
     from tests.builders.created_chain import Chain
+    from tests.builders.standbys import ServerPair
 
     from .brokers import Kafka
     from .processes import Acked
@@ -202,7 +203,7 @@ class CommitWatch:
         self.is_held_up = False
         """Set while something in the database keeps anybody from a commit."""
         self.head = 0
-        self._chain = chain
+        self.chain = chain
 
     async def run(self) -> None:
         moved = well = time.monotonic()
@@ -221,7 +222,7 @@ class CommitWatch:
         """Return the head; None when the database gives no answer."""
         with suppress(*DRIVER_ERRORS):
             async with asyncio.timeout(stretched(ASK_SECONDS)):
-                return int((await self._chain.head())["last_id"])
+                return int((await self.chain.head())["last_id"])
         return None
 
 
@@ -234,12 +235,15 @@ class Round:
         postgres: PostgresServer,
         kafka: Kafka,
         seeded: random.Random,
+        pair: ServerPair | None = None,
     ) -> None:
+        """`pair`: `postgres` and its standby, where there is one."""
         self.chain, self.postgres, self.kafka, self.random = chain, postgres, kafka, seeded
         self.sequencers = Sequencers(chain)
         self.load = Load(self.sequencers)
+        self._pair = pair
         database = chain.database.rpartition("/")[2]
-        self.journal = Journal(chain, postgres.dsn(GAP_READER, database))
+        self.journal = Journal(chain, (pair or postgres).dsn(GAP_READER, database))
         self.watch = CommitWatch(chain)
         self.said = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -330,6 +334,17 @@ class Round:
                 self.check()
                 await asyncio.sleep(LOOK_SECONDS)
 
+    @property
+    def pair(self) -> ServerPair:
+        """The primary and its standby."""
+        assert self._pair is not None
+        return self._pair
+
+    async def fail_over(self) -> None:
+        """Promote the standby; the chain is the one there from now on."""
+        await asyncio.to_thread(self.pair.promote)
+        self.chain = self.watch.chain = promoted(self.chain, self.pair)
+
     async def step_down(self) -> None:
         statement = "UPDATE chain_lease SET step_down = true WHERE chain_id = $1"
         await self.chain.fetch(statement, self.chain.chain_id)
@@ -388,6 +403,7 @@ class Round:
         gone = {order.ack.id for order in acked} - stored
         self._lost = len(gone) + len(due - {event.id for event in self.journal.events})
         await inspect(self.chain, acked)
+        await require_whole(self.chain)
 
     @property
     def _delivered_id(self) -> int:

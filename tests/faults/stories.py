@@ -186,6 +186,40 @@ async def two_of_three_brokers_killed_with_the_leader(it: Round) -> None:
     await it.until_published()
 
 
+async def old_primary_thaws_after_its_standby_was_promoted(it: Round) -> None:
+    it.pair.primary.freeze()
+    it.watch.is_held_up = True
+    await it.pause(0.0, 3.0)
+    await it.fail_over()
+    it.watch.is_held_up = False
+    await it.until_committed()
+    it.pair.primary.thaw()
+    await leaders_go(it)
+
+
+async def old_primary_restarts_with_orders_that_nobody_else_has(it: Round) -> None:
+    it.watch.is_held_up = True
+    await asyncio.to_thread(it.pair.standby.stop)
+    await it.pause(0.5, 3.0)
+    await asyncio.to_thread(it.pair.primary.kill)
+    await asyncio.to_thread(it.pair.standby.start)
+    await it.fail_over()
+    it.watch.is_held_up = False
+    await it.pause(0.0, 5.0)
+    await asyncio.to_thread(it.pair.primary.start)
+    await leaders_go(it)
+
+
+async def leaders_go(it: Round) -> None:
+    """Two leaders go one after the other: those that follow load keys while two servers answer."""
+    for go in it.random.sample((it.kill_leader, it.step_down), 2):
+        await it.until_committed()
+        epoch = await it.epoch()
+        await go()
+        await it.until_taken_over(epoch)
+    await it.ask_doctor()
+
+
 async def schema_upgraded_in_a_take_over(it: Round) -> None:
     """Between its halves the programs of both versions work; a half waits for no lock for long."""
     epoch, version = await it.epoch(), Version(SCHEMA_VERSION, None)
@@ -241,6 +275,11 @@ STORIES: tuple[Story, ...] = (
     schema_upgraded_in_a_take_over,
     intake_topic_wiped_before_the_next_leader_reads_it,
     logical_replica_promoted_and_the_leader_killed,
+)
+
+SPLIT: tuple[Story, ...] = (
+    old_primary_thaws_after_its_standby_was_promoted,
+    old_primary_restarts_with_orders_that_nobody_else_has,
 )
 
 THREE_BROKERS: tuple[Story, ...] = (

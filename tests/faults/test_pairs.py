@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from tests.builders.standbys import pair_in
+
+from .chains import create_chain_on_pair
 from .rounds import Round, Row
-from .stories import CHEAP, STORIES, THREE_BROKERS
+from .stories import CHEAP, SPLIT, STORIES, THREE_BROKERS
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from local_stack import KafkaServer, PostgresServer
 
@@ -84,6 +88,26 @@ async def test_brokers_of_a_cluster_killed_with_the_leader_lose_nothing(
             chain = await chain_on_three_brokers(number, **PAIRED)
             await live(Round(chain, postgres_to_break, three_brokers, seeded), story, total)
             await asyncio.to_thread(three_brokers.start)
+
+
+@pytest.mark.invariant("S3", "S4", "S5", "L1", "L2")
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("story", [pytest.param(story, id=named(story)) for story in SPLIT])
+async def test_old_primary_that_comes_back_loses_and_repeats_nothing(
+    server_folder: Path,
+    kafka_server: KafkaServer,
+    seeded: random.Random,
+    record_property: Callable[[str, object], None],
+    story: Story,
+) -> None:
+    total = Row(named(story))
+    with recorded(total, record_property):
+        for number in range(1, ROUNDS + 1):
+            with pair_in(server_folder / f"pair-{number}") as pair:
+                chain = await create_chain_on_pair(pair, kafka_server, number, **PAIRED)
+                await live(Round(chain, pair.primary, kafka_server, seeded, pair), story, total)
+                pair.primary.thaw()
 
 
 @contextmanager
