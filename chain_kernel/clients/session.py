@@ -144,6 +144,11 @@ They grow until one is had: a thousand sessions that wait must not keep the serv
 those whose turn it is."""
 
 
+_LIFE_SECONDS: Final = 30.0
+"""After so long a session with the primary of several hosts is opened again: its server may have
+been replaced, and come back. Writes fail there; those that only read would never see it."""
+
+
 ONE_CHAIN_SETTINGS: Final = {
     # With the chain as a constant a plan is made once, for the partitions of this chain. A long
     # chain has hundreds: planned at each call, they cost more than all rows that are read.
@@ -242,6 +247,7 @@ class Session:
         self._failed: Exception | None = None  # what the last connect raised
         self._connects = 0
         self._connection: Connection | None = None
+        self._opened_at = 0.0
         self._was_cancelled = False  # whether a wait for a standby was, on this connection
         self._release: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -305,6 +311,8 @@ class Session:
             self._keep()
             try:
                 async with asyncio.timeout(self._config.call_seconds):
+                    if self._is_old():
+                        self._let_go()
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         connection = await self._open()
@@ -320,6 +328,15 @@ class Session:
                 raise
             self._let_go_soon()
 
+    def _is_old(self) -> bool:
+        """Return whether another host may have become the primary since it was opened."""
+        age = asyncio.get_running_loop().time() - self._opened_at
+        return (
+            age > _LIFE_SECONDS
+            and self._server is None
+            and self._config.database.is_one_primary_of_several
+        )
+
     def _refused(self, error: Exception) -> Exception:
         known = self._refusal(error) if self._refusal is not None else None
         config = self._config
@@ -329,6 +346,7 @@ class Session:
 
     async def _open(self) -> Connection:
         connection = self._connection = await self._connect()
+        self._opened_at = asyncio.get_running_loop().time()
         if self._config.watches_standby:
             listen_for_cancelled_waits(connection, self._on_cancelled_wait)
         if self._prepare is not None:

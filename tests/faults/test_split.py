@@ -10,6 +10,10 @@ import asyncio
 
 import pytest
 
+from chain_kernel.clients import session
+from chain_kernel.sql import GAP_READER
+from gapfill import GapReader, GapReaderConfig
+from sequencer import open_sequencer
 from tests.builders.created_chain import Chain
 from tests.builders.standbys import ServerPair
 from tests.deadlines import deadline
@@ -110,3 +114,22 @@ async def test_key_that_only_the_old_primary_has_is_acknowledged_with_a_row_of_t
     await until_beaten(chain, standby)
     assert await standby.stop() == 0
     await require_whole(chain)
+
+
+async def test_reader_that_never_rests_comes_to_the_promoted_server(
+    chain_on_server_pair: MakeChain, server_pair: ServerPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_LIFE_SECONDS", 0.5)
+    chain = await chain_on_server_pair(**PATIENT)
+    database = chain.database.rpartition("/")[2]
+    dsn = server_pair.dsn(GAP_READER, database)
+    async with GapReader(GapReaderConfig(database=dsn, chain_id=1, linger_seconds=60)) as reader:
+        assert (await reader.standing(0)).head.last_id == 0
+        server_pair.primary.freeze()
+        await asyncio.to_thread(server_pair.promote)
+        server_pair.primary.thaw()
+        async with open_sequencer(chain.config) as leader:
+            ack = await leader.submit("K", b"")
+        async with deadline():
+            while (await reader.standing(0)).head.last_id < ack.id:
+                pass
