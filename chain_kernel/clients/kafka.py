@@ -47,6 +47,7 @@ from aiokafka.protocol.produce import ProduceRequest
 
 from chain_kernel.clients import abort
 from chain_kernel.clients.kafka_records import RecordConsumer, UnreadableRecord
+from chain_kernel.errors import ConnectError, SettingError
 from chain_kernel.tasks import of_others
 from chain_kernel.text import named_reason, reason_of
 
@@ -208,20 +209,24 @@ def cut_connection(connection: Any) -> None:  # noqa: ANN401 - as above
 
 
 def connection_options(config: KafkaConfig, role: str) -> dict[str, Any]:
-    """Return `config` as options of aiokafka. Secret. Raises SettingError if a file is gone."""
+    """Return `config` as options of aiokafka. Secret. Raises ConnectError if a file is gone."""
     options: dict[str, Any] = {
         "bootstrap_servers": config.bootstrap_servers,
         "client_id": config.client_id_of(role),
         "security_protocol": config.security_protocol,
-        "ssl_context": config.tls_context(),
     }
-    if config.is_sasl:
-        options["sasl_mechanism"] = config.sasl_mechanism
-        if config.sasl_token is None:
-            options["sasl_plain_username"] = config.sasl_username
-            options["sasl_plain_password"] = config.read_password()
-        else:
-            options["sasl_oauth_token_provider"] = _Tokens(config.sasl_token)
+    try:
+        options["ssl_context"] = config.tls_context()
+        if config.is_sasl:
+            options["sasl_mechanism"] = config.sasl_mechanism
+            if config.sasl_token is None:
+                options["sasl_plain_username"] = config.sasl_username
+                options["sasl_plain_password"] = config.read_password()
+            else:
+                options["sasl_oauth_token_provider"] = _Tokens(config.sasl_token)
+    except SettingError as error:
+        # As a connect to PostgreSQL: the config has read its files before.
+        raise ConnectError(error.field, error.value, error.expected) from error
     return options
 
 

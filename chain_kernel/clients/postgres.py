@@ -230,21 +230,24 @@ async def connect(
     primary, the other one was replaced.
     The first connection to a host where another machine may pose as the server logs a warning.
     Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
-    pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound;
-    SettingError for files that are gone.
+    pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound.
     """
-    warn_of_exposure(config)
-    options = _options(config, application_name, settings or {}, is_pooled=is_pooled)
-    options["command_timeout"] = statement_seconds
-    if is_pooled:
-        options["statement_cache_size"] = 0
-    end = asyncio.get_running_loop().time() + within_seconds
-    places = await _places(config, within_seconds)
-    if server is None and config.is_one_primary_of_several and not is_pooled:
-        hosts = [list(each) for _, each in groupby(places, key=itemgetter(0, 1))]
-        opening = [_first(config, options, host, end, is_direct) for host in hosts]
-        return await _newest(config, opening, end)
-    return await _first(config, options, places, end, is_direct, server)
+    try:
+        warn_of_exposure(config)
+        options = _options(config, application_name, settings or {}, is_pooled=is_pooled)
+        options["command_timeout"] = statement_seconds
+        if is_pooled:
+            options["statement_cache_size"] = 0
+        end = asyncio.get_running_loop().time() + within_seconds
+        places = await _places(config, within_seconds)
+        if server is None and config.is_one_primary_of_several and not is_pooled:
+            hosts = [list(each) for _, each in groupby(places, key=itemgetter(0, 1))]
+            opening = [_first(config, options, host, end, is_direct) for host in hosts]
+            return await _newest(config, opening, end)
+        return await _first(config, options, places, end, is_direct, server)
+    except SettingError as error:
+        # The config has read its files before: one that is being replaced is there again soon.
+        raise ConnectError(error.field, error.value, error.expected) from error
 
 
 async def _first(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.errors import (
     ChainMissing,
     ConnectError,
@@ -218,3 +220,34 @@ async def test_start_on_a_database_without_schema_is_refused(empty_database: str
     config = SequencerConfig(chain_id=1, database=empty_database, kafka="127.0.0.1:1")
     with pytest.raises(SchemaError, match="chainctl schema apply"):
         await open_sequencer(config).__aenter__()
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+async def test_passfile_that_cannot_be_read_for_a_while_ends_no_leader(
+    make_chain: MakeChain, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_gone: bool
+) -> None:
+    chain = await make_chain()
+    known = DatabaseConfig.of(chain.config.database)
+    file = tmp_path / "passfile"
+    file.touch(mode=0o600)
+    file.write_text(f"*:*:*:*:{known.password}\n")
+    database = replace(known, password="", passfile=str(file))
+    aside = tmp_path / "aside"
+    async with open_sequencer(replace(chain.config, database=database)) as sequencer, deadline():
+        await sequencer.submit("a", b"one")
+        if is_gone:
+            file.rename(aside)
+        else:
+            file.chmod(0o644)
+        cut = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = "
+        ours = "current_database() AND application_name LIKE 'orderchain %'"
+        await chain.fetch(cut + ours)
+        waiting = asyncio.create_task(sequencer.submit("b", b"two"))
+        while "passfile was" not in caplog.text:  # noqa: ASYNC110 - only the log shows it
+            await asyncio.sleep(0.01)
+        if is_gone:
+            aside.rename(file)
+        else:
+            file.chmod(0o600)
+        assert (await waiting).id > 0
+    assert [row.key for row in await chain.rows()] == ["a", "b"]
