@@ -38,6 +38,17 @@ def test_runbook_has_the_four_sections_and_no_sql() -> None:
             assert not re.search(r"\b(SELECT|UPDATE|DELETE|INSERT)\b", page)
 
 
+def test_old_primary_is_away_before_another_server_is_promoted() -> None:
+    """One that comes back says that it is the primary, and processes would believe it."""
+    drill = (ROOT / "docs" / "failover-drill.md").read_text(encoding="utf-8")
+    lost = drill.partition("## 5. A primary that is lost")[2].partition("\n## ")[0]
+    taken_away, _, rest = lost.partition("systemctl disable --now postgresql.service")
+    assert "promote" not in taken_away.partition("only then promote")[0]
+    assert "still says that it is the primary" in rest.partition("chainctl status")[0]
+    restored = (ROOT / "docs" / "runbooks" / "restored-backup.md").read_text(encoding="utf-8")
+    assert "old primary" in restored.partition("promote the standby")[0]
+
+
 def test_list_of_the_runbooks_names_each() -> None:
     page = (ROOT / "docs" / "runbooks" / "README.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"\]\(([a-z-]+\.md)\)", page)) == [each.name for each in RUNBOOKS]
