@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
@@ -18,19 +17,13 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 from msgspec import Struct, StructMeta
 from msgspec.structs import force_setattr
 
 from chain_kernel.errors import SettingError
-
-_HIDDEN: Final = "***"
-_SECRET_OPTIONS: Final = frozenset({"password", "sslpassword", "passfile"})
-_USER: Final = re.compile(r"[\w.%+~-]*")
-_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
-
+from chain_kernel.masks import mask_dsn
 
 _TEXT_CHARACTERS_MAX: Final = 1_000
 """Bound on a reason or an actor: a sentence for a later reader, not a document."""
@@ -54,65 +47,6 @@ def is_host(name: str) -> bool:
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
-
-
-def mask_dsn(dsn: str) -> str:
-    """Return `dsn` with its password replaced; a text that is no URL is hidden completely.
-
-    A URL that can hold no password is returned as it is, odd ones included.
-    """
-    if _is_without_password(dsn):
-        return dsn
-    parts = _safe_parts(dsn)
-    if parts is None:
-        return _HIDDEN
-    user_info, at, hosts = parts.netloc.rpartition("@")
-    user, colon, _ = user_info.partition(":")
-    netloc = f"{user}{colon and ':' + _HIDDEN}{at}{hosts}"
-    options = urlencode(_masked_options(parts.query), safe="*")
-    return urlunsplit((parts.scheme, netloc, parts.path, options, ""))
-
-
-def _is_without_password(dsn: str) -> bool:
-    """Return whether `dsn` is a URL that has no place for a password."""
-    mark, place = dsn.partition("://")[1:]
-    if not mark or not dsn.isprintable() or "pass" in unquote(dsn).lower():
-        return False
-    options = place.partition("?")[2]
-    if options and not all("=" in option for option in options.split("&")):
-        return False
-    login, at, _ = place.rpartition("@")
-    hosts = re.split("[/?#]", place, maxsplit=1)[0]
-    # Without an `@`, what follows a colon may be a password whose host was forgotten.
-    return bool(_USER.fullmatch(login)) if at else all(map(_HOST.fullmatch, hosts.split(",")))
-
-
-def _safe_parts(dsn: str) -> SplitResult | None:
-    """Return the parts of `dsn`, or None if a piece of a password may be in the wrong one.
-
-    A bare `/`, `?` or `#` in a password ends the host part too early: then an `@` comes after it,
-    or the password's beginning is where the port should be.
-    """
-    try:
-        parts = urlsplit(dsn)
-    except ValueError:
-        return None
-    user_info, _, hosts = parts.netloc.rpartition("@")
-    around = f"{user_info.partition(':')[0]}{parts.path}?{parts.query}#{parts.fragment}"
-    is_plain = "@" not in around and "password=" not in parts.path.lower()
-    is_url = bool(parts.scheme and parts.netloc) and all(map(_HOST.fullmatch, hosts.split(",")))
-    return parts if is_url and is_plain else None
-
-
-def _masked_options(query: str) -> list[tuple[str, str]]:
-    """Return the options up to the first secret one: a bare `&` in it would begin another."""
-    shown = []
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name.lower() in _SECRET_OPTIONS or "password" in f"{name}={value}".lower():
-            shown.append((name if name.lower() in _SECRET_OPTIONS else _HIDDEN, _HIDDEN))
-            break
-        shown.append((name, value))
-    return shown
 
 
 _SHOWN_CHARACTERS_MAX: Final = 200

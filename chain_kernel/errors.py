@@ -47,6 +47,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final
 
+from chain_kernel.masks import masked
 from chain_kernel.text import printable
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ class RefusedError(OrderchainError):
 
 class SettingError(RefusedError):
     """A setting is missing, malformed, or out of its bounds."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        super().__init__(field, masked(value) if isinstance(value, str) else value, expected)
 
 
 class InputError(RefusedError):

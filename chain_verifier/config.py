@@ -20,7 +20,7 @@ from chain_kernel.errors import InputError, SettingError
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_kernel.seal import SEAL_BYTES
 from chain_kernel.text import reason_of
-from chain_verifier.places import is_url, open_to_read, place_of
+from chain_verifier.places import checked_url, is_url, open_to_read, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +78,10 @@ class JournalSource(Config, frozen=True, kw_only=True, tag=True):
     path: Annotated[str, Meta(min_length=1)]
     """A file, or a URL, that the driver can read (with a remote master: every executor too)."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_place(self.path)
+
     @property
     def name(self) -> str:
         """What the report calls it."""
@@ -90,10 +94,19 @@ class ParquetSource(Config, frozen=True, kw_only=True, tag=True):
     path: Annotated[str, Meta(min_length=1)]
     """A path, or a URL that Spark can read."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_place(self.path)
+
     @property
     def name(self) -> str:
         """What the report calls it."""
         return f"parquet:{self.path}"
+
+
+def _check_place(path: str) -> None:
+    if is_url(path):
+        checked_url("source", path)
 
 
 class TopicSource(Config, frozen=True, kw_only=True, tag=True):
@@ -264,7 +277,11 @@ def require_sound(requests: Sequence[VerifyRequest]) -> None:
             elif isinstance(source, ParquetSource):
                 _refuse_pipe(source)
     for folder in {request.findings_folder for request in requests}:
-        if folder is not None and not is_url(folder):
+        if folder is None:
+            continue
+        if is_url(folder):
+            checked_url("findings", folder)
+        else:
             _require_free(Path(folder))
 
 

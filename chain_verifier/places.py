@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from chain_kernel.errors import SettingError
 from chain_kernel.files import open_regular, private_opener, write_private
@@ -28,6 +28,9 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 _OTHER_NAMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
 """What Spark calls them."""
+
+_SECRET: Final = re.compile(r"secret|password|key|token|sig", re.IGNORECASE)
+"""In the name of an option: its value is one."""
 
 _BUFFER_BYTES: Final = 1024 * 1024
 
@@ -129,11 +132,34 @@ class UrlPlace:
 Place = Path | UrlPlace
 
 
+def checked_url(option: str, text: str) -> SplitResult:
+    """Return the parts of a URL. Raises SettingError for one that holds a password: a list of
+    processes would show it, and so would a page of Spark.
+    """
+    hidden = f"{text.partition(':')[0]}://***"
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:  # a slash in a password: then its beginning is where the port should be
+        raise SettingError(option, hidden, "a URL that can be used") from None
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    if (
+        ":" in parts.netloc.rpartition("@")[0]
+        or (":" in parts.netloc and "@" in f"{parts.path}{parts.query}{parts.fragment}")
+        or any("@" in value or _SECRET.search(name) for name, value in options)
+    ):
+        expected = "a URL without a password or key, which the environment holds"
+        raise SettingError(option, hidden, expected)
+    return parts
+
+
 def place_of(option: str, text: str) -> Place:
-    """Return the place that an option names. Raises SettingError for a URL that nothing reads."""
+    """Return the place that an option names. Raises SettingError for a URL that nothing reads, or
+    that holds a password.
+    """
     if not is_url(text):
         return Path(text)
-    parts = urlsplit(text)
+    parts = checked_url(option, text)
     if parts.scheme.lower() == "file":
         return Path(unquote(parts.path))
     scheme = _OTHER_NAMES.get(parts.scheme.lower(), parts.scheme.lower())

@@ -23,9 +23,9 @@ from click.core import ParameterSource
 from msgspec import Struct
 
 from chain_kernel.clients.database_config import parse
-from chain_kernel.config import mask_dsn
 from chain_kernel.errors import SettingError
 from chain_kernel.files import read_bounded
+from chain_kernel.masks import mask_dsn, masked
 from chainctl.units import Integer, Size, Span, shown_span
 
 if TYPE_CHECKING:
@@ -422,15 +422,17 @@ def shown(name: str, value: object) -> object:
     """Return the value of a setting as it may be shown: passwords replaced."""
     if name in _WHOLE:
         return "***" if value else ""
-    return " ".join(map(shown_dsn, _all_of(value))) if name in _DSNS else value
+    if name in _DSNS:
+        return " ".join(map(shown_dsn, _all_of(value)))
+    return masked(value) if isinstance(value, str) else value
 
 
 def shown_dsn(dsn: str) -> str:
     """Return what may be shown of a text that names a database."""
     if "://" in dsn:
         return mask_dsn(dsn)
-    masked = {key: "***" if key in _SECRET_OPTIONS else each for key, each in _parsed(dsn).items()}
-    return " ".join(f"{key}={each}" for key, each in masked.items()) or mask_dsn(dsn)
+    found = {key: "***" if key in _SECRET_OPTIONS else each for key, each in _parsed(dsn).items()}
+    return " ".join(f"{key}={each}" for key, each in found.items()) or mask_dsn(dsn)
 
 
 def passwords(dsn: str) -> set[str]:

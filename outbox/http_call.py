@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from chain_kernel.errors import RefusedError, RetryError, SettingError
+from chain_kernel.masks import masked
 from chain_kernel.text import printable, reason_of
 
 if TYPE_CHECKING:
@@ -96,16 +97,17 @@ async def ask(
 
 def check_url(field: str, url: str) -> None:
     """Raise SettingError unless `url` is an http or https URL without a user and a fragment."""
+    shown = masked(url)
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise SettingError(field, url[:100], "an http or https URL") from None
+        raise SettingError(field, shown[:100], "an http or https URL") from None
     is_plain = url.isascii() and url.isprintable() and " " not in url
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not is_plain:
-        raise SettingError(field, shown_url(url)[:100], "an http or https URL")
+        raise SettingError(field, shown[:100], "an http or https URL")
     if parts.username is not None or parts.fragment:
-        raise SettingError(field, shown_url(url)[:100], "a URL without a user and a fragment")
+        raise SettingError(field, shown[:100], "a URL without a user and a fragment")
 
 
 def shown_url(url: str) -> str:

@@ -23,9 +23,10 @@ from urllib.parse import quote, unquote
 from msgspec import Struct
 
 from chain_kernel.clients.pem import load_authorities, load_own_certificate, read_file
-from chain_kernel.config import CheckedNames, is_host, mask_dsn
+from chain_kernel.config import CheckedNames, is_host
 from chain_kernel.errors import SettingError
 from chain_kernel.files import home_folder
+from chain_kernel.masks import mask_dsn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,6 +12,7 @@ from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.errors import SettingError
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_verifier.config import TopicSource
+from chain_verifier.places import checked_url, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,6 +73,8 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
         fits = {"database": not colon, "topic": bool(colon) == bool(name), "archive": bool(name)}
         if not fits.get(kind):
             raise SettingError("source", self.source, _SOURCES)
+        if kind == "archive" and is_url(name):
+            checked_url("source", name)
         if kind == "database" and not self.url:
             raise SettingError("url", None, "the database, as postgresql://HOST/NAME")
         if kind == "topic" and self.kafka is None:

@@ -19,6 +19,7 @@ from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
+from chain_verifier.places import checked_url, is_url
 from chain_verifier.spark.database import chain_address
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.own_session import ARROW_RECORDS
@@ -78,6 +79,8 @@ def read_states(
         raise SettingError("--states", source, f"one of {expected}")
     if kind == "database" and not _TABLE.fullmatch(name):
         raise SettingError("--states", source, "the name of a table")
+    if is_url(name):
+        checked_url("--states", name)
     try:
         found = _opened(spark, kind, name, database)
         missing = [column for column in STATE_COLUMNS if column not in found.columns]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from msgspec import Meta
 
 from chain_kernel.clock import Clock, SystemClock
-from chain_kernel.config import Config, mask_dsn
+from chain_kernel.config import Config
 from chain_kernel.errors import SettingError
+from chain_kernel.masks import mask_dsn
 from chain_kernel.text import named_reason
 from outbox.consumer.decisions import Seen
 from outbox.destination import Seconds

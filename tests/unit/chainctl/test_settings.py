@@ -285,7 +285,7 @@ def test_kafka_is_reached_by_all_of_its_settings() -> None:
     [
         *(
             ({"KAFKA": text}, "kafka")
-            for text in ("", "host", ":1", "host:x", "host:0", "a:1,,b:2")
+            for text in ("", "host", ":1", "host:x", "host:0", "a:1,,b:2", "u:sesame@host:1")
         ),
         ({"KAFKA_SECURITY_PROTOCOL": "TLS"}, "kafka_security_protocol"),
         ({"KAFKA_SASL_MECHANISM": "GSSAPI"}, "kafka_sasl_mechanism"),
@@ -303,6 +303,17 @@ def test_setting_of_kafka_that_is_wrong_is_named_as_a_setting(
         loaded(variables=LOGIN | changed).settings.kafka_config()
     assert refused.value.field == field
     assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.parametrize("command", [["config", "show"], ["doctor"], ["doctor", "--json"]])
+def test_login_given_as_a_broker_is_not_shown(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    main([*command, "--kafka", "u:sesame/open@host:9092"])
+    found = "".join(capsys.readouterr())
+    assert "@host:9092" in found
+    assert "sesame" not in found
+    assert "open@" not in found
 
 
 def test_whole_secrets_are_hidden_and_no_flag_takes_them(

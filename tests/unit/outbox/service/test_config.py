@@ -53,7 +53,17 @@ def test_name_or_token_of_two_clients_is_refused(one: Client, other: Client, mat
 
 @pytest.mark.parametrize(
     "url",
-    ["ftp://host/x", "http://", "check", "http://user:secret@host/", "http://h:0/", "http://a b/"],
+    [
+        "ftp://host/x",
+        "http://",
+        "check",
+        "http://user:secret@host/",
+        "http://h:0/",
+        "http://a b/",
+        "http://user:se?secret@host/",
+        "http://user:se/secret@host/",
+        "http://user:secret@a[b/",
+    ],
 )
 def test_url_that_can_not_be_called_is_refused_without_its_secret(url: str) -> None:
     with pytest.raises(SettingError, match="check_url of client payments") as caught:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from chain_kernel.config import mask_dsn
+from chain_kernel.errors import SettingError
+from chain_kernel.masks import mask_dsn, masked
+from chainctl.settings import shown
 
 PATIENT = settings(deadline=None, print_blob=True)
 SECRET = "Tr0ub4dor"
@@ -48,6 +50,26 @@ def test_password_among_the_options_never_shows_even_unescaped(password: str, na
     for written in (password, quote(password, safe="")):
         dsn = f"postgresql://user@host/db?a=b&{name}={written}"
         assert SECRET not in mask_dsn(dsn)
+
+
+@PATIENT
+@given(words(SECRET))
+@example(f"a/{SECRET}")
+@example(f"a@{SECRET}")
+@example(f"a,{SECRET}")
+def test_login_of_an_address_without_a_scheme_never_shows(password: str) -> None:
+    for address in (f"u:{password}@host:9092", f"a:1,u:{password}@host:9092,b:2"):
+        assert SECRET not in masked(address)
+        assert SECRET not in str(SettingError("kafka", address, "host:port"))
+        assert SECRET not in str(shown("kafka", address))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["host:9092,other:9092", "[::1]:9092", "/srv/a:b@c", "me@host", "a: b", "s3://bucket/a", ""],
+)
+def test_text_without_a_login_is_shown_whole(text: str) -> None:
+    assert masked(text) == text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Places by URL: none that holds a password gets further than its own check, and none is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from chain_kernel.errors import SettingError
+from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest, require_sound
+from chain_verifier.dataframe.options import ChainOptions
+from chain_verifier.places import UrlPlace, place_of
+from chainctl.main import main
+
+WITH_PASSWORDS = [
+    "s3://KEY:SESAME@bucket/x",
+    "S3A://KEY:SESAME@bucket",
+    "s3://KEY:SES/SESAME@bucket/x",
+    "s3://KEY:12/SESAME@bucket/x",
+    "s3://KEY:SES?SESAME@bucket/x",
+    "s3://KEY:SES#SESAME@bucket/x",
+    "s3://KEY:SES%ZZSESAME@bucket/x",
+    "s3://KEY:SES SESAME@bucket/x",
+    "s3://KEY:SESAME@",
+    "s3://KEY:SESAME@a[b",
+    "s3://KEY:SESAME@bucket:99999/x",
+    "s3://KEY:SESAME",
+    "s3://bucket/x?endpoint_override=http://u:SESAME@host",
+    "abfs://c@a.example/x?client_secret=SESAME",
+    "abfs://c@a.example/x?sv=1&sig=SESAME",
+    "odd://KEY:SESAME@host/x",
+    "file://u:SESAME@host/x",
+]
+DOORS: dict[str, Callable[[str], object]] = {
+    "place": lambda url: place_of("--archive", url),
+    "journal": lambda url: JournalSource(path=url),
+    "Parquet": lambda url: ParquetSource(path=url),
+    "archive of a frame": lambda url: ChainOptions.of({"source": f"archive:{url}"}),
+    "findings": lambda url: require_sound(
+        [VerifyRequest(chain_id=1, sources=(ParquetSource(path="/nowhere"),), findings_folder=url)]
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("url", WITH_PASSWORDS)
+def test_url_with_a_password_is_refused_by_each_door_without_showing_it(
+    url: str, door: str
+) -> None:
+    with pytest.raises(SettingError) as refused:
+        DOORS[door](url)
+    assert "SESAME" not in str(refused.value)
+    assert url.partition(":")[0] in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["s3://a[b", "s3://host:port/x", *WITH_PASSWORDS])
+def test_command_refuses_such_a_url_in_one_line(
+    capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    for arguments in (("archive", "--archive", url), ("verify", "--source", f"parquet:{url}")):
+        assert main([*arguments, "--chain", "1"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "SESAME" not in error
+    assert main(["verify", "--chain", "1", "--source", url]) == 2
+    assert "SESAME" not in capsys.readouterr().err
+
+
+def test_names_that_only_look_like_logins_are_places() -> None:
+    for path in ("x@y", "a:b@c/d", "passwords", "k=v"):
+        assert str(place_of("place", f"file:///srv/{path}")) == f"/srv/{path}"
+        found = place_of("place", f"s3://bucket/{path}?region=eu-central-1&scheme=http")
+        assert isinstance(found, UrlPlace)
+        assert str(found) == f"s3://bucket/{path}"
+    assert str(place_of("place", "s3://a@bucket/x?region=eu")) == "s3://bucket/x"
