@@ -109,6 +109,20 @@ def schema_sql() -> str:
     return (Path(__file__).parent.parent / "schema.sql").read_text(encoding="utf-8")
 
 
+_TABLE: Final = re.compile(r"^CREATE TABLE (\w+) \($", re.MULTILINE)
+
+
+def tables_of(schema: str) -> tuple[str, ...]:
+    """Return the tables that the text of a schema makes, without partitions."""
+    return tuple(_TABLE.findall(schema))
+
+
+@lru_cache
+def chain_tables() -> tuple[str, ...]:
+    """Return the chain's tables."""
+    return tables_of(schema_sql())
+
+
 OWNER: Final = "orderchain_owner"
 """Owns every object of the schema. NOLOGIN: no session works as the owner."""
 

@@ -7,6 +7,8 @@ found, even if the server's settings are reloaded meanwhile.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from importlib.resources import files
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +16,7 @@ from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.session import Session, SessionConfig, check_durability
-from chain_kernel.sql import load_sql, require_version
+from chain_kernel.sql import load_sql, require_version, tables_of
 from outbox.roles import OUTBOX_RELAY
 
 if TYPE_CHECKING:
@@ -79,6 +81,13 @@ SESSION_SETTINGS: Final = PLAN_SETTINGS | {
 }
 
 
+@lru_cache
+def tables_of_part(part: str) -> tuple[str, ...]:
+    """Return the tables of a part of the schema: `outbox`, `inbox` or `callback`."""
+    text = (files("outbox") / f"sql/{part}.sql").read_text(encoding="utf-8")
+    return (f"{part}_version", *tables_of(text))
+
+
 class OutboxSession(Session):
     """A session whose commits last, and whose tables exist.
 
@@ -97,6 +106,7 @@ class OutboxSession(Session):
             database=DatabaseConfig.of(settings.database),
             application_name=f"orderchain outbox {purpose}",
             role=tables.role,
+            tables=tables_of_part(tables.name),
             settings=SESSION_SETTINGS,
             pooler="refused",  # settings and what it listens to are the session's own
             watches_standby=True,

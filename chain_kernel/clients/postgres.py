@@ -339,6 +339,18 @@ async def server_identity(connection: Connection) -> ServerIdentity:
     return ServerIdentity(found["system_identifier"], found["timeline"] or 0)
 
 
+async def require_sight(connection: Connection, tables: Sequence[str]) -> None:
+    """Raise SchemaError where row security hides rows of `tables` from this login.
+
+    What is hidden is not empty: a part would run idle, or take a whole chain for a broken one.
+    Raises what the driver raises, too.
+    """
+    if hidden := await connection.fetch(_SQL["hidden"], list(tables)):
+        names = ", ".join(row[0] for row in hidden)
+        expected = "all of them visible to this login (docs/permissions.md#row-security)"
+        raise SchemaError("row security", f"hiding rows of {names}", expected)
+
+
 async def _require_server(connection: Connection, wanted: ServerIdentity, name: str) -> None:
     """Raise RetryError, and end the connection, where it does not lead to `wanted`."""
     try:

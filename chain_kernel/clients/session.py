@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from msgspec import Struct
@@ -25,11 +25,13 @@ from chain_kernel.clients.postgres import (
     connect,
     is_too_many_connections,
     read_only_refusal,
+    require_sight,
     statement_refusal,
 )
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import ConnectError, DurabilityError, RetryError
-from chain_kernel.sql import AUDITOR, GAP_READER, NUMBERED, with_constant
+from chain_kernel.sql import AUDITOR, GAP_READER, NUMBERED, chain_tables, with_constant
+from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -171,6 +173,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """What `pg_stat_activity` shows, unless the config of the database says otherwise."""
     role: str
     """The role whose members may do what the session is for: errors name it."""
+    tables: tuple[str, ...] | None = None
+    """The tables that it works on, all of whose rows it must see. None: the chain's."""
     numbered: Mapping[str, str] = NUMBERED
     """The tables that it writes to whose rows get a number from a sequence, and its column."""
     settings: dict[str, str] = {}
@@ -442,8 +446,11 @@ async def open_connection(
     statement_seconds: float | None = None,
     server: ServerIdentity | None = None,
 ) -> Connection:
-    """Return a new connection, for a session of another kind. Raises what `connect` raises."""
-    return await connect(
+    """Return a new connection, for a session of another kind.
+
+    Raises what `connect` raises; SchemaError where it would not see each row of its tables.
+    """
+    connection = await connect(
         config.database,
         application_name=config.application_name,
         within_seconds=config.connect_within,
@@ -453,6 +460,18 @@ async def open_connection(
         is_pooled=is_pooled,
         server=server,
     )
+    tables = chain_tables() if config.tables is None else config.tables
+    # A pooler keeps a client at one server only within a transaction.
+    together = connection.transaction(readonly=True) if is_pooled else nullcontext()
+    try:
+        async with asyncio.timeout(config.connect_within), together:
+            await require_sight(connection, tables)
+    except BaseException as error:
+        connection.terminate()
+        if isinstance(error, SERVER_ERRORS):
+            raise RetryError(f"row security cannot be looked at: {reason_of(error)}") from error
+        raise
+    return connection
 
 
 def _begin_reading(settings: Mapping[str, str]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from chain_kernel.clients.postgres import require_sight
 from chain_kernel.errors import SchemaError
 from chainctl.database import connected_to
 from chainctl.schema.parts import has_part
 from outbox.roles import OUTBOX_OPERATOR
+from outbox.session import tables_of_part
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -29,6 +31,7 @@ async def outbox_of(settings: Settings, role: str = OUTBOX_OPERATOR) -> AsyncIte
         if not await has_part(connection, "outbox"):
             expected = "the outbox's (chainctl schema apply --part outbox)"
             raise SchemaError("schema", "none", expected)
+        await require_sight(connection, tables_of_part("outbox"))
         yield connection
 
 
@@ -40,6 +43,7 @@ async def letters_of(settings: Settings) -> AsyncIterator[DeadLetters]:
     async with connected_to(
         settings.database_dsn(), settings.connect_seconds, OUTBOX_OPERATOR
     ) as connection:
+        await require_sight(connection, tables_of_part("inbox"))
         yield DeadLetters(connection)
 
 

@@ -27,7 +27,7 @@ from outbox.consumer.delivery import Delivery
 from outbox.message import storable
 from outbox.records import DUE_NS_MAX
 from outbox.roles import NUMBERED, OUTBOX_CONSUMER, OUTBOX_OPERATOR
-from outbox.session import BARRIER, columns, keep_durable
+from outbox.session import BARRIER, columns, keep_durable, tables_of_part
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -87,6 +87,7 @@ class ConsumerConnections(Connections):
             database=DatabaseConfig.of(config.database),
             application_name=f"orderchain outbox consumer {config.name}",
             role=OUTBOX_CONSUMER,
+            tables=tables_of_part("inbox"),
             settings={
                 "plan_cache_mode": "auto",
                 "idle_in_transaction_session_timeout": f"{idle_seconds}s",
@@ -416,6 +417,7 @@ class InboxLog:
                 database=DatabaseConfig.of(database),
                 application_name="orderchain outbox inbox log",
                 role=OUTBOX_OPERATOR,
+                tables=tables_of_part("inbox"),
                 pooler="read through",
                 connect_seconds=seconds,
                 statement_seconds=seconds,

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from chain_kernel.clients.postgres import require_sight
+from chain_kernel.errors import SchemaError
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
 from outbox.consumer.inbox import Inbox
 from outbox.message import draw_message_ids
-from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER
+from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER, ROLES_OF
+from outbox.sender.relay import Relay
+from outbox.session import tables_of_part
 from tests.cases import case
 from tests.deadlines import LONG_SECONDS, deadline
 
@@ -164,3 +168,32 @@ async def test_destination_that_no_relay_can_read_keeps_none_from_the_others(
         await relay.sweep()
         await relay.settle()
     assert await sender.sent(clearing) == [message_id]
+
+
+@pytest.mark.parametrize("part", ["outbox", "inbox", "callback"])
+async def test_parts_that_would_not_see_all_rows_refuse_to_start(
+    all_parts: Sender, part: str
+) -> None:
+    """A relay would run idle, and a consumer would apply a message again."""
+    table = {"outbox": "outbox_pending", "inbox": "inbox_dead", "callback": "callback_delivery"}[
+        part
+    ]
+    admin, tables = all_parts.admin, tables_of_part(part)
+    # All of it is seen, but there is no other command.
+    await admin.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    await admin.execute(f"CREATE POLICY reading ON {table} FOR SELECT USING (true)")
+    changes = (
+        "SELECT has_any_column_privilege($1, $2, 'UPDATE') OR has_table_privilege($1, $2, 'DELETE')"
+    )
+    for role in ROLES_OF[part]:
+        may_change = await admin.fetchval(changes, role, table)
+        await admin.execute(f"SET ROLE {role}")
+        if may_change:
+            with pytest.raises(SchemaError, match=f"row security was 'hiding rows of {table}'"):
+                await require_sight(admin, tables)
+        else:
+            await require_sight(admin, tables)
+        await admin.execute("RESET ROLE")
+    if part == "outbox":
+        with pytest.raises(SchemaError, match="row security"):
+            await Relay(all_parts.config()).start()

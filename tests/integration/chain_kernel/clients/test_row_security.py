@@ -1,0 +1,108 @@
+"""Rows that row security hides are not taken for missing: each part says so at its start."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from chain_kernel.clock import SystemClock
+from chain_kernel.errors import SchemaError
+from chain_kernel.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
+from chain_verifier.verified_mark import read_extents
+from gapfill import GapReader, GapReaderConfig
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
+from sequencer import SequencerConfig
+from sequencer.stores.session import LeaderSession
+from tests.builders.stored_chain import StoredChain
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+CHAIN = 7
+SEEN_WHOLE = {
+    "own policies": "SELECT",
+    "a policy for all rows": """
+        ALTER TABLE chain_lease ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY all_of_it ON chain_lease USING (true)""",
+    "a table that is not ours": """
+        CREATE TABLE others (x int); ALTER TABLE others ENABLE ROW LEVEL SECURITY;
+        GRANT SELECT ON others TO PUBLIC""",
+}
+HIDDEN = {
+    "no policy": ("chain_page", "ALTER TABLE chain_page ENABLE ROW LEVEL SECURITY"),
+    "some rows": (
+        "chain_page",
+        """ALTER TABLE chain_page ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY few ON chain_page USING (last_id > 1)""",
+    ),
+    "a restriction": (
+        "chain_batch",
+        "CREATE POLICY few ON chain_batch AS RESTRICTIVE USING (last_id > 1)",
+    ),
+    "ours is gone": ("chain_head", "DROP POLICY read_all ON chain_head"),
+}
+
+
+@pytest.fixture
+async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database)
+    await (await StoredChain.create(connection, CHAIN)).commit(3)
+    yield connection
+    await connection.close()
+
+
+async def start_each(role_dsn: Callable[[str], str]) -> list[str]:
+    """Have each part look at the chain with its own login; return what each refuses."""
+    refused: list[str] = []
+    session = LeaderSession(
+        SequencerConfig(chain_id=CHAIN, database=role_dsn(SEQUENCER_WRITER), kafka="localhost:1"),
+        SystemClock(),
+    )
+    reader = GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=CHAIN))
+    config = CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=CHAIN, name="m")
+    store = PostgresCheckpointStore(config)
+    try:
+        for look in (
+            session.open,
+            lambda: reader.standing(0),
+            store.load,
+            lambda: asyncio.to_thread(read_extents, role_dsn(AUDITOR), [CHAIN]),
+        ):
+            try:
+                await look()
+            except SchemaError as error:
+                refused.append(str(error))
+    finally:
+        await session.close()
+        await reader.close()
+        await store.close()
+    return refused
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+async def test_each_part_that_would_not_see_all_rows_refuses_to_start(
+    admin: asyncpg.Connection, role_dsn: Callable[[str], str], how: str
+) -> None:
+    table, change = HIDDEN[how]
+    await admin.execute(change)
+    readers = [
+        role
+        for role in (SEQUENCER_WRITER, GAP_READER, RECEIVER_WRITER, AUDITOR)
+        if await admin.fetchval("SELECT has_any_column_privilege($1, $2, 'SELECT')", role, table)
+    ]
+    refused = await start_each(role_dsn)
+    assert len(refused) == len(readers) >= 2
+    assert {line.partition(", expected")[0] for line in refused} == {
+        f"row security was 'hiding rows of {table}'"
+    }
+
+
+@pytest.mark.parametrize("how", SEEN_WHOLE)
+async def test_row_security_that_hides_nothing_of_ours_is_in_nobodys_way(
+    admin: asyncpg.Connection, role_dsn: Callable[[str], str], how: str
+) -> None:
+    await admin.execute(SEEN_WHOLE[how])
+    assert await start_each(role_dsn) == []
