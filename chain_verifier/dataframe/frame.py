@@ -53,7 +53,18 @@ _KEYS_MAX: Final = 100
 """Damaged keys whose rows are searched for the faults; of further ones only the range is named."""
 
 _PART_BITS: Final = 20
-"""Neighbours are looked for among 2^20 ids at a time: an order by id of all would be one task."""
+"""Ids are summed, and neighbours looked for, among 2^20 at a time: an order by id of all would be
+one task."""
+
+_PARTS_MAX: Final = 1_000
+"""Wrong parts that the driver holds; of more, the sums are taken once more."""
+
+_PART: Final = "part"
+_LACKS: Final = "lacks"
+_PARTS: Final = (
+    "key STRING, part BIGINT, after_id BIGINT, first_id BIGINT, is_whole BOOLEAN, lacks BIGINT"
+)
+_LOWEST: Final = -(2**63)
 
 
 def verify_frame(
@@ -74,7 +85,7 @@ def verify_frame(
     `pid`, ids may begin anywhere. `observation` receives the number of `findings`, and of each
     kind, once the result is used.
 
-    With `pid` this reads the frame, without only the use of the result does. Raises InputError for
+    This reads the frame, and its use what is wrong once more. Raises InputError for
     a column that is missing, or whose ids are no whole numbers; SettingError for a session that
     leaves broken or missing files out; SourceBroken for a frame that changes between two looks.
     """
@@ -82,12 +93,12 @@ def verify_frame(
         if str(frame.sparkSession.conf.get(setting, "false")).lower() == "true":
             raise SettingError(setting, "true", "false: what a frame leaves out is not checked")
     rows = _rows(frame, {"id": id, "pid": pid, "key": key, _ORDER: order})
-    parts = [_nulls(rows, {"id": id, "pid": pid, _ORDER: order})]
+    places = {"id": id, "pid": pid, _ORDER: order}
     sound = rows.where(~F.col(HAS_NULL))
     if pid is None:
-        parts += [_repeated(sound), _gaps(sound)]
+        parts = [*_uncounted(rows, places)]
     else:
-        parts += _broken_chains(sound, start)
+        parts = [_nulls(rows, places), *_broken_chains(sound, start)]
     if order is not None:
         parts.append(_late(sound.where(F.col(_ORDER).isNotNull())))
     found = reduce(lambda one, other: one.unionByName(other), parts)
@@ -144,27 +155,65 @@ def _nulls(rows: DataFrame, names: Mapping[str, str | None]) -> DataFrame:
 # -- ids that count --------------------------------------------------------------------------------
 
 
-def _repeated(rows: DataFrame) -> DataFrame:
-    counted = rows.groupBy("key", "id").agg(F.count(F.lit(1)).alias("count"))
-    return _findings(counted.where(F.col("count") > 1), Kind.DUPLICATE)
+def _uncounted(rows: DataFrame, names: Mapping[str, str | None]) -> Iterator[DataFrame]:
+    """Yield the findings of parts whose ids do not count: the sums of each part show which.
+
+    A row counts as an edge from the id before its own: those of a part are one path, or not.
+    """
+    placed = rows.withColumns(
+        {
+            "pid": F.try_subtract("id", F.lit(1)),
+            _PART: F.shiftright("id", _PART_BITS),
+            MALFORMED: F.lit(False),
+            _LACKS: any_null(tuple(role for role, name in names.items() if name)),
+        }
+    )
+    sums = path_sums(F.lit(True), has_rows=False)
+    keyed = with_key(placed, secrets.randbits(KEY_BITS)).groupBy("key", _PART)
+    summed = keyed.agg(*sums, F.count_if(_LACKS).alias(_LACKS))
+    before = F.lag("last_id").over(Window.partitionBy("key").orderBy(_PART))
+    ends = summed.withColumns({"after_id": before, "is_whole": is_balanced()})
+    is_next = F.coalesce(~_is_gap("first_id"), F.lit(True))
+    wrong = ends.where(~(F.col("is_whole") & is_next & (F.col(_LACKS) == 0)))
+    wrong = wrong.select("key", _PART, "after_id", "first_id", "is_whole", _LACKS)
+    found = wrong.limit(_PARTS_MAX + 1).collect()
+    is_few = len(found) <= _PARTS_MAX
+    if is_few:
+        wrong = rows.sparkSession.createDataFrame([tuple(each) for each in found], _PARTS)
+    yield _missing(wrong.select("key", "after_id", F.col("first_id").alias("id")))
+    if not is_few or any(each[_LACKS] for each in found):
+        yield _nulls(rows, names)
+    if all(each["is_whole"] for each in found):
+        return
+    broken = wrong.where("NOT is_whole").select(F.col("key").alias("broken_key"), F.col(_PART))
+    near = placed.where(~F.col(HAS_NULL)).join(
+        F.broadcast(broken) if is_few else broken,
+        F.col("key").eqNullSafe(F.col("broken_key")) & (placed[_PART] == broken[_PART]),
+        "left_semi",
+    )
+    within = Window.partitionBy("key", F.shiftright("id", _PART_BITS)).orderBy("id")
+    once = near.select("key", "id").distinct().withColumn("after_id", F.lag("id").over(within))
+    counted = near.groupBy("key", "id").agg(F.count(F.lit(1)).alias("count"))
+    faults = [_missing(once), _findings(counted.where(F.col("count") > 1), Kind.DUPLICATE)]
+    # Before the lowest id there is none that a number could name: its sums never fit.
+    is_lowest = any(each["first_id"] == _LOWEST for each in found)
+    if is_few and not is_lowest and all(fault.isEmpty() for fault in faults):
+        raise SourceBroken("the frame", "it changed while it was being read")
+    yield from faults
 
 
-def _gaps(rows: DataFrame) -> DataFrame:
-    """Compare neighbours within parts, and the ends of the parts."""
-    ids = rows.select("key", "id").distinct().withColumn("part", F.shiftright("id", _PART_BITS))
-    within = Window.partitionBy("key", "part").orderBy("id")
-    inner = ids.withColumn("after_id", F.lag("id").over(within)).select("key", "after_id", "id")
-    ends = ids.groupBy("key", "part").agg(F.min("id").alias("id"), F.max("id").alias("last_id"))
-    across = Window.partitionBy("key").orderBy("part")
-    outer = ends.withColumn("after_id", F.lag("last_id").over(across))
-    pairs = inner.unionByName(outer.select("key", "after_id", "id"))
-    missing = pairs.where(F.col("after_id") < F.col("id") - 1)
+def _is_gap(row_id: str) -> Column:
+    return F.col("after_id") < F.try_subtract(row_id, F.lit(1))
+
+
+def _missing(pairs: DataFrame) -> DataFrame:
+    until = F.col("id") - 1
     return _findings(
-        missing,
+        pairs.where(_is_gap("id")),
         Kind.GAP,
         id=F.lit(None),
-        until_id=F.col("id") - 1,
-        count=F.try_subtract(F.col("id") - 1, F.col("after_id")),
+        until_id=until,
+        count=F.try_subtract(until, F.col("after_id")),
     )
 
 

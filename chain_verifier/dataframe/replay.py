@@ -16,7 +16,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, StringType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
@@ -57,8 +57,14 @@ class Replayed(Struct, frozen=True):
 
     @property
     def outputs(self) -> DataFrame:
-        """What the fold gave out, with the last row of the piece that gave it: `group, id, ...`."""
-        return self.results.where("kind = 'output'").select("group", "id", "output.*")
+        """What the fold gave out, with the last row of the piece that gave it: `group, id, ...`.
+
+        An output of one of these names takes its place.
+        """
+        given = self.results.schema["output"].dataType
+        names = given.fieldNames() if isinstance(given, StructType) else []
+        own = [name for name in ("group", "id") if name not in map(str.lower, names)]
+        return self.results.where("kind = 'output'").select(*own, "output.*")
 
     @property
     def differences(self) -> DataFrame:

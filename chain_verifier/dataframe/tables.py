@@ -1,4 +1,4 @@
-"""Checks a table of the session's catalog; findings are counted, appended to a table, reported."""
+"""Checks a table of the catalog, or files: findings are counted, appended to a table, reported."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
 from chain_kernel.errors import InputError, RetryError, SettingError
+from chain_verifier.config import literal_path
 from chain_verifier.dataframe.frame import KINDS, column_of, verify_frame
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.errors import as_broken, spark_reason
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import DataFrame, SparkSession
+
+_FILES: Final = ("parquet", "orc", "json")
 
 _SHOWN_MAX: Final = 1_000
 """Findings that are reported; all are counted, and appended to a table."""
@@ -40,6 +43,7 @@ class TableCheck(Struct, frozen=True, kw_only=True):
     """Which table is checked, and by which columns, as `verify_frame` has them."""
 
     name: str
+    """A table of the session's catalog, or files: `parquet:PATH`, `orc:PATH`, `json:PATH`."""
     id: str
     pid: str | None = None
     key: str | None = None
@@ -114,10 +118,11 @@ def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
         expected = "a table that stays: by spark-submit, SPARK_REMOTE, or in a catalog of its own"
         raise SettingError("--findings-table", into, expected)
     try:
-        table = spark.table(check.name)
+        table = _opened(spark, check.name)
         table.schema  # noqa: B018 - over Connect, only this looks for the table
-    except (PySparkException, Py4JError) as error:
-        expected = f"a table that Spark finds ({spark_reason(error)})"
+    except (PySparkException, Py4JError, OSError) as error:
+        reason = str(error) if isinstance(error, OSError) else spark_reason(error)
+        expected = f"a table that Spark finds ({reason})"
         raise InputError("--source", check.source, expected) from error
     with as_broken(check.source):
         found = verify_frame(
@@ -127,6 +132,20 @@ def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
             return _reported(spark, check, table, found)
         finally:
             found.unpersist()
+
+
+def _opened(spark: SparkSession, name: str) -> DataFrame:
+    """Open a table of the catalog, or files of a `FORMAT:PATH`."""
+    kind, colon, path = name.partition(":")
+    if not colon:
+        return spark.table(name)
+    if kind not in _FILES or not path:
+        raise OSError(f"of files, {', '.join(f'{each}:PATH' for each in _FILES)}")
+    found = spark.read.format(kind).load(literal_path(path))
+    # With folders `name=value`, Spark leaves out the files beside them, without a word.
+    if len({"=" in file.rpartition("/")[0] for file in found.inputFiles()}) != 1:
+        raise OSError("no file, or not every one is in a folder name=value")
+    return found
 
 
 def _reported(

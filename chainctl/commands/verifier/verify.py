@@ -489,7 +489,7 @@ def _require_taken(mode: str) -> None:
     "--source", "sources", multiple=True, required=True, metavar="SOURCE",
     help="database, topic, topic:NAME, journal:FILE or parquet:PATH; {chain} in a name stands for "
     "the chain's number. Several are also compared with each other. Or table:NAME of Spark's "
-    "catalog, with --id.",
+    "catalog, or table:parquet:PATH (orc, json), with --id.",
 )  # fmt: skip
 @table_options
 @click.option(

@@ -86,6 +86,28 @@ def test_whole_frame_has_no_finding_and_all_rows_are_one_key(spark: SparkSession
     }
 
 
+def test_ids_that_count_are_read_once_and_neighbours_only_where_they_do_not(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = spark.range(FAR - 3, FAR + 3, numPartitions=2)
+    assert {"Range", "Window"}.isdisjoint(plan_of(verify_frame(rows)).split())
+    lowest = frame_of(spark, "id", f"({-(2**63) + 1})", f"({2**63 - 1})").union(
+        spark.sql("SELECT -9223372036854775807 - 1 AS id")
+    )
+    assert found_in(verify_frame(lowest)) == {
+        finding("gap", after_id=-(2**63) + 1, until_id=2**63 - 2)
+    }
+    keys = frame_of(spark, "id, key", *(f"({row}, '{row % 9}')" for row in range(40) if row != 5))
+    few = found_in(verify_frame(keys, key="key"))
+    monkeypatch.setattr(module, "_PARTS_MAX", 3)
+    assert found_in(verify_frame(keys, key="key")) == few
+    assert len(few) == 31 - 1
+
+
+def plan_of(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().analyzed().toString())
+
+
 def test_rows_that_name_the_one_before_are_chains_per_key(spark: SparkSession) -> None:
     rows = frame_of(
         spark, "n, prev, chain",

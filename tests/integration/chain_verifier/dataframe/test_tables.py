@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+def test_files_of_ones_own_are_checked_where_they_are(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "trades[1]"
+    (folder / "day=1").mkdir(parents=True)
+    pq.write_table(pa.table({"seq": [1, 2, 4]}), folder / "day=1" / "a.parquet")
+    checked = ("verify", "--id", "seq", "--source")
+    assert main([*checked, f"table:parquet:{folder}"]) == 1
+    assert "order 3 is missing" in capsys.readouterr().out
+    pq.write_table(pa.table({"seq": [3]}), folder / "b.parquet")
+    for place, said in ((f"parquet:{folder}", "not every one"), ("csv:x", "orc:PATH")):
+        assert main([*checked, f"table:{place}"]) == 2
+        assert said in capsys.readouterr().err
+
+
 @pytest.fixture
 def table(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
     """Parquet in the catalog: two accounts, one of which lacks a trade and has one twice."""
