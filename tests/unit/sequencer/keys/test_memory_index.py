@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import resource
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,6 +45,21 @@ def test_rows_beyond_the_window_are_forgotten_and_no_others(
         until = start + 9
         assert index.forgotten_until == max(until - 100, 0)
         assert sorted(index.find(hashes[:until])) == list(range(max(until - 99, 1), until + 1))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_table_of_a_young_chain_takes_little_memory_and_gives_it_back() -> None:
+    before = resident_bytes()
+    tables = [KeyTable(1_000_000) for _ in range(20)]
+    for table in tables:
+        table.add(hash_keys(list(map(str, range(100))), 1), np.arange(1, 101))
+    assert resident_bytes() - before < 20 * 2**20
+    del table, tables
+    assert resident_bytes() - before < 2 * 2**20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @given(
