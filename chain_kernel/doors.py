@@ -5,7 +5,7 @@ It imports nothing at first: a door asks it for each name.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,12 @@ def imported(
     Raises AttributeError, and ModuleNotFoundError where an extra is missing.
     """
     if name == "__all__":
-        return [each for each in sorted(module_of) if _is_there(door, each, module_of, extra_of)]
+        there = []
+        for each in sorted(module_of):
+            with suppress(ModuleNotFoundError):
+                imported(door, each, module_of, extra_of)
+                there.append(each)
+        return there
     if name not in module_of:
         raise AttributeError(f"module {door!r} has no attribute {name!r}")
     module = module_of[name]
@@ -50,13 +55,3 @@ def imported(
         with needs_extra(extra, f"{door}.{name}"):
             found = import_module(module)
     return getattr(found, name, None) or import_module(f"{module}.{name}")
-
-
-def _is_there(
-    door: str, name: str, module_of: Mapping[str, str], extra_of: Mapping[str, str]
-) -> bool:
-    try:
-        imported(door, name, module_of, extra_of)
-    except ModuleNotFoundError:
-        return False
-    return True

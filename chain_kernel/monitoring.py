@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, TypeVa
 
 from msgspec import Struct
 
+from chain_kernel.doors import needs_extra
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Iterator, MutableMapping
 
@@ -190,7 +192,8 @@ class Monitor:
 
     def __init__(self, *parts: MonitoredPart) -> None:
         """Look at `parts`. Raises ModuleNotFoundError without the extra `monitoring`."""
-        import prometheus_client  # noqa: F401 - if it is missing, that shows here
+        with needs_extra("monitoring", "Monitor"):
+            import prometheus_client  # noqa: F401 - if it is missing, that shows here
 
         self._parts = list(parts)
 

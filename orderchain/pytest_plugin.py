@@ -207,9 +207,12 @@ async def _make(
     parts: Sequence[str] = (),
 ) -> None:
     """Make what the marker asks for. The broker outlives the test: topics begin with `name`."""
+    from chain_kernel.doors import needs_extra
     from chain_kernel.sql import OWNER
-    from chainctl.admin import CONNECT_SECONDS, apply_schema, create_chain
-    from chainctl.database import connected_to
+
+    with needs_extra("cli", "orderchain_environment"):
+        from chainctl.admin import CONNECT_SECONDS, apply_schema, create_chain
+        from chainctl.database import connected_to
 
     async with connected_to(database, CONNECT_SECONDS, OWNER) as connection:
         await apply_schema(connection, parts)

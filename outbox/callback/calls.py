@@ -19,16 +19,19 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.applications import Starlette
-from starlette.responses import Response
-from starlette.routing import Route
 
+from chain_kernel.doors import needs_extra
 from chain_kernel.errors import OrderchainError, SettingError
 from chain_kernel.text import reason_of
 from outbox.callback.config import Reply
 from outbox.destination import CONFIRMS_MAX, NAME_CHARS_MAX
 from outbox.http_call import ask
 from outbox.records import PROOF_BYTES
+
+with needs_extra("web", __name__):
+    from starlette.applications import Starlette
+    from starlette.responses import Response
+    from starlette.routing import Route
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

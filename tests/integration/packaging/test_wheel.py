@@ -196,6 +196,22 @@ def test_door_of_the_wheel_needs_the_extra_of_what_is_asked_for_and_no_other(
             assert done.stderr.count("Traceback") == 1
 
 
+@pytest.mark.parametrize(
+    ("program", "door", "extra"),
+    [
+        ("import outbox.callback.calls", "outbox.callback.calls", "web"),
+        ("from orderchain import Monitor\nMonitor()", "Monitor", "monitoring"),
+    ],
+)
+def test_pages_over_http_name_their_extra(
+    wheel: Path, tmp_path: Path, program: str, door: str, extra: str
+) -> None:
+    done = run_in(make_environment(tmp_path, wheel, "outbox"), program)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ModuleNotFoundError: {door}: ")
+    assert last.endswith(not_installed("", extra))
+
+
 def test_help_of_the_wheel_lists_what_is_in_it(wheel: Path, tmp_path: Path) -> None:
     folder = make_environment(tmp_path, wheel, "cli")
     program = "from chainctl.main import main\nsys.exit(main(sys.argv[1:]))"
