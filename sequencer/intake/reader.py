@@ -37,6 +37,10 @@ _MISSING_TRIES: Final = 20
 _MISSING_SECONDS: Final = 0.25
 """How often, and after which pauses, topics are asked for again that are missing beside others."""
 
+_FETCH_MS: Final = 2_000
+"""How long the broker keeps a request for records that are not there yet: it answers at the first
+one. A thousand quiet intakes ask 500 times a second; what else they ask waits no longer."""
+
 _CLOSE_SECONDS: Final = 2.0
 """With the broker away, the client's own stop waits forever."""
 
@@ -234,6 +238,7 @@ class TopicReader:
             max_partition_fetch_bytes=config.fetch_bytes,
             fetch_max_bytes=max(config.fetch_bytes, 8 * 2**20),
             metadata_max_age_ms=_METADATA_AGE_MS,
+            fetch_max_wait_ms=min(_FETCH_MS, int(config.request_seconds * 500)),
             request_timeout_ms=int(config.request_seconds * 1_000),
         )
         await start_client(consumer)

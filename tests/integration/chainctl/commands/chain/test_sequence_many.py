@@ -187,3 +187,23 @@ def test_topic_of_one_chain_that_is_missing_is_refused_before_any_is_taken_over(
     assert (done.code, done.out) == (2, "")
     assert "expected a topic that exists" in done.err
     assert topics[0].query("SELECT epoch FROM chain_head WHERE chain_id = $1")[0]["epoch"] == 0
+
+
+def test_topic_of_one_chain_that_comes_late_delays_that_chain_alone(
+    start: Start, call: Call, topics: list[Topic], make_topic: Callable[..., None]
+) -> None:
+    one, late, _ = topics
+    make_topic(f"late.{one.chain}", 1)
+    process = start(
+        "sequence", "--chains", f"{one.chain},{late.chain}", "--intake-topic", "late.{chain}",
+        "--standby", "--lease-seconds", LEASE_SECONDS, settings=one.settings,
+    )  # fmt: skip
+    until_led_by(process, one, 1, call)
+    assert leader_of(late, call) == (None, 0)
+    make_topic(f"late.{late.chain}", 1)
+    until_led_by(process, late, 1, call)
+    assert leader_of(one, call)[1] == 1
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (143, "")
+    assert f"topic was 'late.{late.chain}', expected a topic that exists" in err
