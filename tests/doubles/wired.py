@@ -106,6 +106,8 @@ class WiredChainStore:
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch; see `chain_kernel.ports.ChainStore.take_over`."""
+        if self._hosts.first != self._hosts.newest:
+            self.lose_connection()  # another one may have been promoted since it was opened
         return await self._raise_over(owner, seen.nonce, seen.counter)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:

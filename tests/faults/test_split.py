@@ -7,18 +7,22 @@ every list of hosts. It can acknowledge nothing, but it answers each question.
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
+from msgspec.structs import replace
 
 from chain_kernel.clients import session
 from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
-from sequencer import open_sequencer
+from local_stack import KafkaServer
+from sequencer import open_sequencer, open_sequencers
 from tests.builders.created_chain import Chain
 from tests.builders.standbys import ServerPair
 from tests.deadlines import deadline
+from tests.tuned import tuned
 
-from .chains import promoted, require_whole
+from .chains import create_chain, promoted, require_whole
 from .conftest import MakeChain, StartWorker
 from .inspector import inspect
 from .processes import Worker
@@ -114,6 +118,32 @@ async def test_key_that_only_the_old_primary_has_is_acknowledged_with_a_row_of_t
     await until_beaten(chain, standby)
     assert await standby.stop() == 0
     await require_whole(chain)
+
+
+@pytest.mark.invariant("S3", "S4", "L2")
+async def test_chains_that_share_sessions_keep_their_keys_once_the_old_primary_thaws(
+    chain_on_server_pair: MakeChain, server_pair: ServerPair, kafka_server: KafkaServer
+) -> None:
+    chain = await chain_on_server_pair(**PATIENT)
+    database = chain.database.rpartition("/")[2]
+    await create_chain(server_pair.primary, database, kafka_server, 2, **PATIENT)
+    configs = [chain.with_settings(chain_id=chain_id) for chain_id in (1, 2)]
+    standbys = [tuned(config, standby=True, name="standby") for config in configs]
+    async with AsyncExitStack() as stack:
+        async with open_sequencers(configs) as leaders:
+            for leader in leaders.values():
+                await leader.submit("before", b"")
+            server_pair.primary.freeze()
+            await asyncio.to_thread(server_pair.promote)
+            acks = {number: await leader.submit("K", b"") for number, leader in leaders.items()}
+            waiting = await stack.enter_async_context(open_sequencers(standbys))
+            server_pair.primary.thaw()
+        for number, leader in waiting.items():
+            await leader.until_leading()
+            assert await leader.submit("K", b"") == acks[number]
+            assert (await leader.submit("after", b"")).pid == acks[number].id
+    for number in (1, 2):
+        await require_whole(replace(promoted(chain, server_pair), chain_id=number))
 
 
 async def test_reader_that_never_rests_comes_to_the_promoted_server(

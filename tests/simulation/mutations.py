@@ -52,6 +52,7 @@ COMES_BACK: dict[str, object] = {"old_primary": "restarted", "sources": "primary
 MUTATIONS = (
     Mutation(sequencing.keys_of_any_primary, 100, ("S3", "S4", "RowsMissing"), COMES_BACK),
     Mutation(sequencing.lease_of_any_primary, 50, ("fenced itself", "L2"), COMES_BACK),
+    Mutation(sequencing.any_primary_led, 400, ("L2", "L4"), COMES_BACK),
     Mutation(receiving.rows_of_any_primary, 100, ("S2", "S5", "S8", "L1"), COMES_BACK),
     Mutation(sequencing.no_fence, 100, ("S1", "S7")),
     Mutation(sequencing.blind_retry, 100, ("S4", "S9")),

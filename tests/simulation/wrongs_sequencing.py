@@ -17,6 +17,7 @@ from sequencer.keys.memory import ClientNumbers, KeyMemory, KeyTable
 from sequencer.leadership import Leadership, LeaseWatch
 from sequencer.publisher import Publisher
 from sequencer.service import Sequencer
+from tests.doubles.hosts import Hosts
 from tests.doubles.wired import WiredChainStore, WiredKeyStore, WiredLease
 
 if TYPE_CHECKING:
@@ -349,4 +350,20 @@ def keys_of_any_primary() -> Iterator[None]:
 def lease_of_any_primary() -> Iterator[None]:
     """A leader beats where it comes to."""
     with _of_any_primary(WiredLease):
+        yield
+
+
+@contextmanager
+def any_primary_led() -> Iterator[None]:
+    """A leader commits to what says that it is the primary."""
+    connected = WiredChainStore.connected
+
+    def forget(self: WiredChainStore) -> MemoryChainStore:
+        self._timeline = 0
+        return connected(self)
+
+    with (
+        patch.object(Hosts, "find_newest", Hosts.find),
+        patch.object(WiredChainStore, "connected", forget),
+    ):
         yield
