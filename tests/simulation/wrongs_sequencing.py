@@ -303,7 +303,7 @@ def full_queue_waits_without_end() -> Iterator[None]:
 @contextmanager
 def dead_leader_waited_for() -> Iterator[None]:
     """Only a leader that hands over is ever followed."""
-    with patch.object(LeaseWatch, "may_take_over", lambda self, sight, now_ns: sight.released):
+    with patch.object(LeaseWatch, "may_take_over", lambda self, sight, *_: sight.released):
         yield
 
 
