@@ -88,6 +88,7 @@ EXAMPLES: Final = {
     "outbox dead list": "--consumer clearing --older-than 1d",
     "outbox dead show": "0197f7e2-1111-7000-8000-000000000001 --consumer clearing",
     "outbox dead acts": "--since 7d",
+    "outbox dead pass-over": 'clearing topic:trades:0 17 --reason "it is sent again"',
     "outbox dead retry": '--all --reason "handler is fixed"',
     "outbox dead abandon": "--why 'refused by the handler' --reason \"test data\"",
     "messages serve": "--clients /etc/orderchain/clients.toml",

@@ -13,9 +13,10 @@ from chain_kernel.limits import FRAME_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from chain_kernel.clients.kafka import AIOKafkaAdminClient
+    from chain_kernel.clients.kafka import AIOKafkaAdminClient, UnreadableRecord
     from chain_kernel.clients.kafka_config import KafkaConfig
     from chain_kernel.clients.topics import TopicDescription
+    from chainctl.settings import Settings
 
 
 NAME_CHARACTERS_MAX: Final = 249
@@ -136,3 +137,22 @@ def check_topic_name(topic: str, flag: str = "topic") -> str:
         expected = f"1 to {NAME_CHARACTERS_MAX} of the characters A-Z a-z 0-9 . _ -"
         raise SettingError(flag, shown, expected)
     return topic
+
+
+async def unreadable_at(
+    settings: Settings, source: str, offset: int
+) -> tuple[UnreadableRecord | None, int]:
+    """Return what cannot be read at `offset` of a partition, and the partition's end.
+
+    `source` is topic:TOPIC:PARTITION. Raises SettingError, ConnectError, RetryError.
+    """
+    from chain_kernel.clients.kafka import TopicPartition, find_unreadable
+    from chain_kernel.clients.kafka_errors import connecting
+
+    kind, _, place = source.partition(":")
+    topic, _, partition = place.rpartition(":")
+    if kind != "topic" or not partition.isdecimal():
+        raise SettingError("source", source, "topic:TOPIC:PARTITION: a file is read in whole")
+    config, seconds = settings.kafka_config(), settings.connect_seconds
+    async with connecting(config, seconds, doing=f"read topic {topic}"):
+        return await find_unreadable(config, TopicPartition(topic, int(partition)), offset, seconds)

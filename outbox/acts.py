@@ -423,6 +423,18 @@ class DeadLetters:
                     done.append(letter)
         return done
 
+    def transaction(self) -> Any:  # noqa: ANN401 - asyncpg is untyped
+        """Return a transaction of the connection, for `async with`."""
+        return self._connection.transaction()
+
+    async def pass_over(self, consumer: str, past: str, *, actor: str, reason: str) -> bool:
+        """Store that a consumer goes past what cannot be read; false: there is no such consumer.
+
+        Raises SettingError for an empty actor or reason.
+        """
+        given = consumer, past, checked_text("actor", actor), checked_text("reason", reason)
+        return bool((await self._fetch("pass_over", *given))[0][0])
+
     async def _fetch(self, name: str, *values: object) -> Sequence[Record]:
         rows: Sequence[Record] = await self._connection.fetch(
             _LETTER_SQL[name], *values, timeout=STATEMENT_SECONDS

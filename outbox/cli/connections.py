@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from chain_kernel.clients.postgres import require_sight
-from chain_kernel.errors import SchemaError
+from chain_kernel.errors import SchemaError, SettingError
 from chainctl.database import connected_to
 from chainctl.schema.parts import has_part
+from chainctl.topics import unreadable_at
 from outbox.roles import OUTBOX_OPERATOR
 from outbox.session import tables_of_part
 
@@ -45,6 +46,35 @@ async def letters_of(settings: Settings) -> AsyncIterator[DeadLetters]:
     ) as connection:
         await require_sight(connection, tables_of_part("inbox"))
         yield DeadLetters(connection)
+
+
+async def pass_over(
+    settings: Settings, consumer: str, source: str, offset: int, by: ActByHand
+) -> int:
+    """Let a consumer that is not running go on after a record that cannot be read; return where.
+
+    Raises SettingError for a record that can be read, or that is not the consumer's next one;
+    ConnectError, RetryError. The act is stored with the broker's answer, or not at all.
+    """
+    from outbox.consumer.config import ConsumerConfig
+    from outbox.consumer.record_source import go_past
+
+    record, end = await unreadable_at(settings, source, offset)
+    if record is None or record.offset != offset or record.missing is not None:
+        raise SettingError("offset", offset, "a record that cannot be read")
+    next_offset = min(record.next_offset, end)
+    topic, partition = record.at
+    config = ConsumerConfig(
+        name=consumer, topics=(topic,), kafka=settings.kafka_config(),
+        database=settings.database_dsn(),
+    )  # fmt: skip
+    if not by.is_dry_run:
+        past = f"{source} from {offset} to {next_offset}: {record.reason}"
+        async with letters_of(settings) as letters, letters.transaction():
+            if not await letters.pass_over(consumer, past, actor=by.actor, reason=by.reason):
+                raise SettingError("consumer", consumer, "one of this database")
+            await go_past(config, (topic, partition), offset, next_offset)
+    return next_offset
 
 
 async def act_on_deliveries(

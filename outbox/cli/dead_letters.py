@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from chain_kernel.errors import SettingError
+from chain_kernel.limits import ID_MAX
 from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
     Group,
     act_by_hand,
+    acts_by_hand,
     json_option,
     limit_option,
     options,
@@ -24,12 +26,14 @@ from chainctl.output import data, data_json, table, talk
 from chainctl.units import Integer, Span
 from outbox.acts import DeadLetterFilter
 from outbox.cli.connections import act_on_letters, letters_of
+from outbox.cli.connections import pass_over as passed_over
 from outbox.cli.deliveries import acting, cell, consumer_option, id_option, listed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from uuid import UUID
 
+    from chainctl.options import ActByHand
     from chainctl.settings import Settings
     from outbox.acts import Content, DeadLetter, DeadLetters
 
@@ -135,7 +139,17 @@ def acts(
 
     Acts are kept forever, also those on messages that were applied or dropped since.
     """
-    columns = ("act_id", "acted_at", "act", "message_id", "consumer", "actor", "login", "reason")
+    columns = (
+        "act_id",
+        "acted_at",
+        "act",
+        "message_id",
+        "consumer",
+        "actor",
+        "login",
+        "reason",
+        "detail",
+    )
 
     found = _asked(settings, lambda letters: letters.last_acts(since_seconds, limit))
     listed(found, columns, as_json)
@@ -155,6 +169,23 @@ def retry(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa:
 def abandon(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """End dead letters: they are never worked on again."""
     return _act("abandon", settings, as_json, **given)
+
+
+@group.command("pass-over")
+@click.argument("consumer")
+@click.argument("source")
+@click.argument("offset", type=Integer(0, ID_MAX))
+@acts_by_hand
+@uses_settings("database", "kafka", "connect_seconds")
+def pass_over(settings: Settings, consumer: str, source: str, offset: int, act: ActByHand) -> None:
+    """Let a consumer go on after a record that cannot be read; none of its processes may run.
+
+    SOURCE is topic:TOPIC:PARTITION. The record is read once more, and one that can be read is
+    never passed over.
+    """
+    next_offset = run_async(passed_over(settings, consumer, source, offset, act))
+    would = "would go on" if act.is_dry_run else "goes on"
+    talk(f"chainctl: {consumer} {would} at {next_offset} of {source}")
 
 
 def _act(

@@ -341,6 +341,10 @@ class RecordIntake:
                 continue
             try:
                 records = await self.source.records(FETCH_SECONDS, min(room, RECORDS_MAX))
+            except TopicError:  # a record that cannot be read: all before it is worked off first
+                while queues.held:
+                    await self.pace.wait(FETCH_SECONDS)
+                raise
             except RetryError as error:
                 _log.warning("%s", reason_of(error))
                 await asyncio.sleep(pauses.next_seconds())
@@ -424,6 +428,31 @@ async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partit
         starts[at.topic].append(offsets[at])
     await keep_moved(config, starts)
     return {(at.topic, at.partition): offset for at, offset in offsets.items()}
+
+
+async def go_past(config: ConsumerConfig, at: Partition, offset: int, next_offset: int) -> None:
+    """Have a consumer that is not running go on at `next_offset`, not at the record at `offset`.
+
+    Raises SettingError if a process of it is running, or if it has to begin elsewhere;
+    ConnectError, RetryError.
+    """
+    kafka, consumer, place = (
+        KafkaConfig.of(config.kafka),
+        _kafka_consumer(config),
+        TopicPartition(*at),
+    )
+    async with (
+        connecting(kafka, config.connect_seconds, doing=f"commit as group {config.name}"),
+        started(consumer, config.close_seconds),
+    ):
+        consumer.assign([place])
+        try:
+            if (found := (await _committed(consumer, [place]))[place]) != offset:
+                raise SettingError("offset", offset, f"that of the consumer, {found}")
+            await consumer.commit({place: next_offset})
+        except CommitFailedError as error:
+            expected = "one of which no process is running: stop it first"
+            raise SettingError("consumer", config.name, expected) from error
 
 
 async def _all_partitions(config: ConsumerConfig, topics: Iterable[str]) -> list[TopicPartition]:

@@ -34,13 +34,17 @@ SELECT c.name AS consumer, a.act, a.actor, a.reason, a.acted_at
  ORDER BY a.act_id;
 
 -- last_acts: what people did about dead letters within $1 seconds, or ever; the last first
-SELECT a.act_id, a.acted_at, a.act, a.message_id, c.name AS consumer, a.actor, a.login, a.reason
+SELECT a.act_id, a.acted_at, a.act, a.message_id, c.name AS consumer, a.actor, a.login, a.reason,
+       a.detail
   FROM inbox_act a JOIN inbox_consumer c USING (consumer_id)
  WHERE $1::float8 IS NULL OR a.acted_at > now() - make_interval(secs => $1)
  ORDER BY a.act_id DESC LIMIT $2;
 
 -- retry: park a dead letter again, due at $3 or in its turn within its key; false: it is none
 SELECT inbox_retry_dead((SELECT consumer_id FROM inbox_consumer WHERE name = $1), $2, $3, $4, $5);
+
+-- pass_over: store that a person goes past a record that cannot be read; false: no such consumer
+SELECT inbox_pass_over($1, $2, $3, $4);
 
 -- abandon: end a dead letter; false: it is none any more
 SELECT inbox_abandon_dead((SELECT consumer_id FROM inbox_consumer WHERE name = $1), $2, $3, $4, $5);

@@ -111,12 +111,14 @@ CREATE TABLE inbox_dead (
     PRIMARY KEY (consumer_id, message_id)
 );
 
--- Every manual act on a dead letter: who, when, why. Insert-only.
+-- Every manual act on a dead letter, or past a record that cannot be read: who, when, why.
+-- Insert-only.
 CREATE TABLE inbox_act (
     act_id      bigint      PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
     consumer_id integer     NOT NULL REFERENCES inbox_consumer,
-    message_id  uuid        NOT NULL,
-    act         text        NOT NULL CHECK (act IN ('retry', 'abandon')),
+    message_id  uuid,       -- null: no record that could be read
+    act         text        NOT NULL CHECK (act IN ('retry', 'abandon', 'pass-over')),
+    detail      text        NOT NULL DEFAULT '',
     actor       text        NOT NULL CHECK (actor <> ''), -- who, in their own words
     login       text        NOT NULL DEFAULT session_user, -- and in the server's
     reason      text        NOT NULL CHECK (reason <> ''),
@@ -195,6 +197,20 @@ BEGIN
     INSERT INTO public.inbox_act (consumer_id, message_id, act, actor, reason)
     VALUES (of_consumer, dead_id, 'abandon', by_actor, for_reason);
     RETURN true;
+END
+$$;
+
+-- Stores that a person goes past a record that cannot be read; false: there is no such consumer.
+CREATE FUNCTION inbox_pass_over(
+    of_consumer text, what text, by_actor text, for_reason text
+) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
+AS $$
+BEGIN
+    INSERT INTO public.inbox_act (consumer_id, act, actor, reason, detail)
+    SELECT consumer_id, 'pass-over', by_actor, for_reason, what
+      FROM public.inbox_consumer WHERE name = of_consumer;
+    RETURN FOUND;
 END
 $$;
 
@@ -311,6 +327,7 @@ $$;
 REVOKE ALL ON FUNCTION inbox_lock_keys(integer, bytea[]) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_abandon_dead(integer, uuid, timestamptz, text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION inbox_pass_over(text, text, text, text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_id_at(timestamptz) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_extend(timestamptz) FROM PUBLIC;
 REVOKE ALL ON FUNCTION inbox_retire(integer, uuid) FROM PUBLIC;
@@ -333,6 +350,7 @@ GRANT SELECT ON inbox_version, inbox_consumer, inbox_topic, inbox_partition, inb
 -- To see whether the numbers are below those of the rows, as on a promoted logical replica.
 GRANT SELECT ON SEQUENCE inbox_consumer_consumer_id_seq, inbox_act_act_id_seq TO outbox_operator;
 GRANT EXECUTE ON FUNCTION inbox_retry_dead(integer, uuid, timestamptz, text, text),
-    inbox_abandon_dead(integer, uuid, timestamptz, text, text) TO outbox_operator;
+    inbox_abandon_dead(integer, uuid, timestamptz, text, text),
+    inbox_pass_over(text, text, text, text) TO outbox_operator;
 
 RESET ROLE;

@@ -21,10 +21,10 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data_json, talk
+from chainctl.topics import unreadable_at
 from chainctl.units import Integer
 
 if TYPE_CHECKING:
-    from chain_kernel.clients.kafka import UnreadableRecord
     from chainctl.options import ActByHand
     from chainctl.settings import Settings
 
@@ -77,7 +77,7 @@ async def _pass_over(
         mark = IntakeMark(source=source, position=row["position"], digest=row["digest"])
         # An intake begins with the last record that it has taken, which may be the damaged one.
         start = position if position == last_offset_of(mark) else mark.position
-        record, end = await _unreadable(settings, source, start)
+        record, end = await unreadable_at(settings, source, start)
         if record is None or record.offset != position or record.missing is not None:
             expected = "the next record of this intake, and one that cannot be read"
             raise SettingError("position", position, expected)
@@ -94,18 +94,3 @@ async def _pass_over(
         chain=chain_id, source=source, position=position, next_position=next_position, why=why,
         act_id=None if act.is_dry_run else act_id,
     )  # fmt: skip
-
-
-async def _unreadable(
-    settings: Settings, source: str, offset: int
-) -> tuple[UnreadableRecord | None, int]:
-    from chain_kernel.clients.kafka import TopicPartition, find_unreadable
-    from chain_kernel.clients.kafka_errors import connecting
-
-    kind, _, place = source.partition(":")
-    topic, _, partition = place.rpartition(":")
-    if kind != "topic" or not partition.isdecimal():
-        raise SettingError("source", source, "topic:TOPIC:PARTITION: a file is read in whole")
-    config, seconds = settings.kafka_config(), settings.connect_seconds
-    async with connecting(config, seconds, doing=f"read topic {topic}"):
-        return await find_unreadable(config, TopicPartition(topic, int(partition)), offset, seconds)

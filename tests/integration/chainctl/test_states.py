@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from chain_kernel.errors import BatchDamaged, RowsMissing
+from chain_kernel.errors import BatchDamaged, RowsMissing, TopicError
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import (
     CheckpointConfig,
@@ -26,6 +26,7 @@ from matcher_receiver import (
     Receiver,
 )
 from orderchain import ReceiverConfig, open_receiver
+from outbox import Consumer, ConsumerConfig, ConsumeStart, StartFrom
 from tests.builders.topics import damage_batch
 from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Runbook, World, settings_of
@@ -295,7 +296,9 @@ def test_unreadable_record(
         world.send(b"order", key=f"order-{number}")
     damage_batch(kafka_server, world.orders, 2)
     source = f"topic:{world.orders}:0"
-    samples = {"topic:orders:0": source, "17": 2, "orders": world.orders}
+    samples = {
+            "topic:orders:0": source, "topic:trades:0": source, "17": 2, "orders": world.orders,
+        }  # fmt: skip
     with page("unreadable-record", samples) as runbook:
         words = runbook.words("sequence --chain 1 --intake-topic")
         done = call(*words, settings=world.settings)
@@ -317,6 +320,37 @@ def test_unreadable_record(
         assert (reject["position"], "its checksum is wrong" in reject["reason"]) == (2, True)
         (act,) = runbook.json("acts")
         assert (act["act"], act["detail"]) == ("pass-over", f"{source} from 2 to 3")
+
+        # A consumer, whose messages are in the same topic here, and are none that it knows.
+        world.must("schema", "apply", "--part", "inbox")
+        config = ConsumerConfig(
+            name="clearing", topics=(world.orders,), kafka=world.settings["CHAINCTL_KAFKA"],
+            database=world.settings["CHAINCTL_DATABASE"],
+            start=ConsumeStart(position=StartFrom.FIRST),
+        )  # fmt: skip
+        with pytest.raises(TopicError, match="offset 2 was 'damaged since it was sent"):
+            asyncio.run(consume(config, 5))
+        past = runbook.run("outbox dead pass-over")
+        assert f"clearing goes on at 3 of {source}" in past.err
+        runbook.run("outbox dead pass-over", code=2)  # it is elsewhere by now
+        asyncio.run(consume(config, 2))
+        (act,) = json.loads(call("outbox", "dead", "acts", "--json", settings=world.settings).out)
+        assert act["act"] == "pass-over"
+        assert act["detail"] == f"{source} from 2 to 3: its checksum is wrong"
+
+
+async def consume(config: ConsumerConfig, records: int) -> None:
+    """Run a consumer until it has had so many records that are no messages."""
+
+    async def refuse(*_: object) -> None:
+        raise AssertionError("no message was sent")
+
+    async with deadline(), Consumer(config) as consumer:
+        running = asyncio.create_task(consumer.run(refuse))
+        while consumer.stats().bad_records < records and not running.done():
+            await asyncio.wait([running], timeout=0.05)
+        consumer.stop()
+        await running
 
 
 def test_halted_receiver(page: Page, world: World) -> None:

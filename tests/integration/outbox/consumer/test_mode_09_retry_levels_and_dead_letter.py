@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import SettingError, TopicError
 from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.attempts import PAUSES_SECONDS, Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
 from outbox.consumer.filters import Filter
 from outbox.records import RETRYING
+from tests.builders.topics import damage_batch
 from tests.deadlines import deadline
 from tests.other_loops import refusal_elsewhere
 
@@ -24,6 +25,7 @@ from .rig import Rig, apply, apply_many
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from local_stack import KafkaServer
     from outbox.consumer.delivery import Delivery
     from outbox.message import Message
 
@@ -88,6 +90,19 @@ async def test_handler_that_cancels_itself_or_fails_without_a_text_stops_nothing
         "SelfCancelled: the handler raised CancelledError, though its task was not cancelled",
         "Mute: no text: ValueError in its __str__",
     ]
+
+
+async def test_what_comes_before_a_record_that_cannot_be_read_is_worked_off(
+    rig: Rig, kafka_server: KafkaServer
+) -> None:
+    for note in ("first", "second", "third"):
+        await rig.send(rig.message(note))
+    damage_batch(kafka_server, rig.topic, 2)
+    consumer = rig.consumer(at_once=1, filter=Filter())
+    async with deadline(), consumer:
+        with pytest.raises(TopicError, match="offset 2 was 'damaged since it was sent"):
+            await consumer.run(apply)
+    assert await rig.effects() == {"first": 1, "second": 1}
 
 
 async def test_consumer_is_asked_in_its_own_loop_alone(rig: Rig) -> None:
