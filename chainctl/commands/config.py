@@ -24,7 +24,12 @@ def config() -> None:
 @json_option
 @uses_settings(*(name for name in SETTING_NAMES if not name.startswith("log_")))
 def show(settings: Settings, as_json: bool) -> None:
-    """Show every setting, its value with passwords hidden, and where it came from."""
+    """Show every setting, its value with passwords hidden, and where it came from.
+
+    Exit code 2 for one that a start would refuse.
+    """
+    from chainctl.commands.chain.sequence import judge
+
     sources = sourced_settings().sources
     rows = [(name, shown(name, getattr(settings, name)), sources[name]) for name in SETTING_NAMES]
     for variable in unknown_variables(os.environ):
@@ -38,3 +43,4 @@ def show(settings: Settings, as_json: bool) -> None:
             for name, value, source in rows
         ]
         table(("setting", "value", "source"), cells)
+    judge(settings)

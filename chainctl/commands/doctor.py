@@ -14,7 +14,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from chain_kernel.errors import ConnectError, OrderchainError
+from chain_kernel.errors import ConnectError, OrderchainError, SettingError
 from chain_kernel.limits import FRAME_BYTES_MIN
 from chain_kernel.speed import implementation
 from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
@@ -161,11 +161,17 @@ def _python() -> DoctorLine:
 
 
 def _settings(sourced: SourcedSettings) -> list[DoctorLine]:
-    """Look at the file of settings, and at variables that look like settings."""
+    """Look at the settings, their file, and variables that look like settings."""
+    from chainctl.commands.chain.sequence import judge
+
     checks = [
         _warning("settings", f"{name} is no setting", "correct its name, or remove it")
         for name in unknown_variables(os.environ)
     ]
+    try:
+        judge(sourced.settings)
+    except SettingError as error:
+        checks.append(_failed("settings", error_line(error), "chainctl config show"))
     path = sourced.config_path
     if path is not None:
         of_file = [name for name in SETTING_NAMES if sourced.sources[name] == path]

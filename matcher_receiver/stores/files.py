@@ -67,8 +67,11 @@ class FileSnapshotStore:
     """
 
     def __init__(self, folder: Path, chain_id: int, *, kept: int = 3) -> None:
+        """Raises SettingError for a folder that is not there, and for `kept` below 1."""
         if kept < 1:
             raise SettingError("kept", kept, "at least 1 snapshot")
+        if not folder.is_dir():  # it may be a volume that is not mounted: it is not made here
+            raise SettingError("folder", str(folder), "a folder that exists")
         self._folder = folder
         self._chain_id = chain_id
         self._kept = kept

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
@@ -23,7 +23,7 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data_json, progress, rate, talk
-from chainctl.settings import name_of, named_as_settings
+from chainctl.settings import checked_dsn, name_of, named_as_settings
 from chainctl.topics import check_topic_name
 from chainctl.units import Integer
 
@@ -252,6 +252,17 @@ def sequencer_config(
             tuning=SequencerTuning(commit_seconds=commit_seconds, **tuning),
             **given,
         )
+
+
+def judge(settings: Settings) -> None:
+    """Raise SettingError for a setting that a start would refuse; an address may be missing."""
+    for name in ("gap_database", "audit_database", "callback_database"):
+        given = getattr(settings, name)
+        for address in given if isinstance(given, tuple) else (given,):
+            if address:
+                checked_dsn(name, address)
+    database, kafka = settings.database or "postgresql://localhost/any", settings.kafka or "any:1"
+    sequencer_config(replace(settings, database=database, kafka=kafka), 1)
 
 
 def _refuse_beside(option: str, others: Mapping[str, object]) -> None:

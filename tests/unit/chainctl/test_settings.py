@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,6 +145,35 @@ def test_value_out_of_bounds_is_refused_by_what_it_configures(field: str, value:
     settings = Settings(database=DSN, kafka="h:1", **{field: value})  # type: ignore[arg-type]
     with pytest.raises(SettingError, match=field):
         sequencer_config(settings, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_rows", "-1"),
+        ("key_window_rows", "-1"),
+        ("queue_bytes", "1KB"),
+        ("stop_seconds", "0s"),
+        ("kafka_security_protocol", "TLS"),
+        ("kafka", "host"),
+        ("database", "no url"),
+        ("gap_database", "no url"),
+    ],
+)
+def test_what_a_start_refuses_is_refused_wherever_settings_are_looked_at(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"CHAINCTL_{name.upper()}", value)
+    assert main(["config", "show"]) == 2
+    shown_, error = capsys.readouterr()
+    assert name in shown_
+    assert f"{name} was " in error
+    assert error.count("\n") == 1
+    assert main(["doctor", "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)
+    judged = [each for each in checks if each["what"] == "settings"]
+    assert [each["state"] for each in judged] == ["failed"]
+    assert judged[0]["found"] == error.removeprefix("chainctl: ").strip()
 
 
 def test_time_and_size_take_a_unit_wherever_they_are_set() -> None:
