@@ -14,6 +14,7 @@ from chain_verifier.config import DatabaseSource, ParquetSource
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import EVENT_TYPES
+from tests.deadlines import LONG_SECONDS
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
 from tests.integration.chain_verifier.published_frames import Topic, frames_of
 from tests.integration.chain_verifier.stored_rows import store
@@ -41,6 +42,12 @@ def frame_of(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     parsed = F.from_json(text, LINE_SCHEMA).alias("row")
     found = spark.range(1, numPartitions=1).select(F.explode(parsed).alias("row")).select("row.*")
     return found.withColumn("payload", F.unbase64("payload"))
+
+
+@pytest.fixture(autouse=True)
+def no_line_of_a_command_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often these come says how loaded this machine is; errors are counted in lines."""
+    monkeypatch.setattr("chainctl.output.LINE_SECONDS", LONG_SECONDS)
 
 
 @pytest.fixture
