@@ -69,7 +69,8 @@ def are_distinct(*parts: Hashes) -> bool:
 def _zeros(count: int, kind: type[np.uint32 | np.int64]) -> NDArray[Any]:
     """Return zeros that take memory only where they are written, and give it back once unused.
 
-    NumPy's own take pages of 2 MiB: 4.4 MB for the first hundred rows of each chain, not 0.4.
+    NumPy's own take pages of 2 MiB: 4.4 MB for the first hundred rows of each chain, not 0.4. Each
+    row writes to a page of 4 KiB of its own until all of them are there.
     """
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     return np.frombuffer(mmap.mmap(-1, count * np.dtype(kind).itemsize, flags=private), kind)
