@@ -22,7 +22,10 @@ SELECT known.relname::text
                SELECT coalesce(bool_or(policy.polpermissive AND policy.is_all), false) AS is_open,
                       coalesce(bool_or(NOT policy.polpermissive AND NOT policy.is_all), false)
                           AS is_closed
-                 FROM (SELECT polpermissive, pg_get_expr(polqual, polrelid) = 'true' AS is_all
+                 FROM (SELECT polpermissive,
+                              -- USING (true), as it is stored: pg_get_expr would wait for locks.
+                              polqual::text ~ '^\{CONST :consttype 16 .*:constvalue 1 \[[ 0]*1[ 0]*\]\}$'
+                                  AS is_all
                          FROM pg_catalog.pg_policy
                         WHERE polrelid = known.oid AND polcmd::text IN (command.letter, '*')
                           AND EXISTS (SELECT FROM unnest(polroles) AS role (id)
