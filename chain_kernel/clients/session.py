@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
@@ -26,6 +27,7 @@ from chain_kernel.clients.postgres import (
     is_too_many_connections,
     read_only_refusal,
     require_sight,
+    server_identity,
     statement_refusal,
 )
 from chain_kernel.clock import Backoff
@@ -54,6 +56,32 @@ _SYNC_WAIT_ROUTINE: Final = "SyncRepWaitForLSN"
 """Where the server reports, only by a warning (01000) in its own language, that it gave up a wait
 for a synchronous standby. Other warnings, such as one of a trigger, or that the database must be
 vacuumed, mean nothing for a commit."""
+
+
+_SERVERS: Final[WeakKeyDictionary[Any, ServerIdentity]] = WeakKeyDictionary()
+"""By connection, for those that stay with the newest primary."""
+
+_NEWEST: Final[dict[tuple[tuple[str, int], ...], ServerIdentity]] = {}
+"""By the addresses of several hosts: the newest primary that this process was ever connected to."""
+
+
+async def _stay_with_newest(connection: Connection, config: SessionConfig) -> None:
+    """Raise RetryError for a primary that was replaced by one that this process has seen.
+
+    What it claims, marks or confirms there would be finished on another server, or never be.
+    """
+    places = tuple(config.database.addresses)
+    found, known = await server_identity(connection), _NEWEST.get(places)
+    is_same = known is not None and known.system_identifier == found.system_identifier
+    if known is not None and is_same and found.timeline < known.timeline:
+        raise RetryError(f"a primary that was replaced ({found}) answers, not the new ({known})")
+    _SERVERS[connection] = _NEWEST[places] = found
+
+
+def is_replaced(connection: Connection, config: SessionConfig) -> bool:
+    """Return whether a newer primary than that of `connection` is known by now."""
+    found = _SERVERS.get(connection)
+    return found is not None and found != _NEWEST[tuple(config.database.addresses)]
 
 
 class ClosedAtExit(ABC):
@@ -315,7 +343,7 @@ class Session:
             self._keep()
             try:
                 async with asyncio.timeout(self._config.call_seconds):
-                    if self._is_old():
+                    if self._is_old() or self._is_replaced():
                         self._let_go()
                     connection = self._connection
                     if connection is None or connection.is_closed():
@@ -340,6 +368,9 @@ class Session:
             and self._server is None
             and self._config.database.is_one_primary_of_several
         )
+
+    def _is_replaced(self) -> bool:
+        return self._connection is not None and is_replaced(self._connection, self._config)
 
     def _refused(self, error: Exception) -> Exception:
         known = self._refusal(error) if self._refusal is not None else None
@@ -466,10 +497,12 @@ async def open_connection(
     try:
         async with asyncio.timeout(config.connect_within), together:
             await require_sight(connection, tables)
+            if config.watches_standby and config.database.is_one_primary_of_several:
+                await _stay_with_newest(connection, config)
     except BaseException as error:
         connection.terminate()
         if isinstance(error, SERVER_ERRORS):
-            raise RetryError(f"row security cannot be looked at: {reason_of(error)}") from error
+            raise RetryError(f"the session could not begin: {reason_of(error)}") from error
         raise
     return connection
 
@@ -499,16 +532,20 @@ class Connections:
         self._config = config
         self._prepare = prepare
         self._free: list[Connection] = []
+        self._opened_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         self._cancelled: set[Connection] = set()
         """Those whose last wait for a synchronous standby was given up."""
 
     async def take(self) -> Connection:
         """Return a connection. Raises what `connect` and `prepare` raise."""
+        now = asyncio.get_running_loop().time()
         while self._free:
             connection = self._free.pop()
-            if not connection.is_closed():
+            if not connection.is_closed() and not self._is_over(connection, now):
                 return connection
+            connection.terminate()
         connection = await open_connection(self._config)
+        self._opened_at[connection] = now
         try:
             if self._config.watches_standby:
                 listen_for_cancelled_waits(connection, self._cancelled.add)
@@ -519,6 +556,12 @@ class Connections:
             self.drop(connection)
             raise
         return connection
+
+    def _is_over(self, connection: Connection, now: float) -> bool:
+        """Return whether another host is the primary by now, or may be."""
+        age = now - self._opened_at.get(connection, now)
+        is_old = age > _LIFE_SECONDS and self._config.database.is_one_primary_of_several
+        return is_old or is_replaced(connection, self._config)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next caller. One with an open transaction is ended."""
@@ -553,6 +596,8 @@ class Connections:
             async with asyncio.timeout(seconds):
                 await transaction.start()
             yield connection
+            if is_replaced(connection, self._config):
+                raise RetryError("another host has become the primary: nothing is committed here")
             async with asyncio.timeout(seconds):
                 await transaction.commit()
             self.check_commit(connection)
