@@ -47,6 +47,11 @@ _CODECS: Final = ("snappy", "lz4", "zstd")
 _HEAD: Final = struct.Struct(">qi")
 """What each batch of an answer begins with: its first offset, and how many bytes follow."""
 
+_WHOLE_HEAD_BYTES: Final = 61
+_MAGIC_AT: Final = 16
+_MAGIC: Final = 2
+"""The whole head of a batch, and the byte in it that is the same in all of today's."""
+
 
 class UnreadableRecord(KafkaError):  # type: ignore[misc] # aiokafka has no types
     """A record that the broker sent, and that this process cannot decode: no try is better.
@@ -142,18 +147,22 @@ class _Batches:
 
     def unreadable(self, at: TopicPartition, offset: int, cause: Exception) -> UnreadableRecord:
         """Return what is wrong with the rest of the batch, read from `offset` on."""
-        batch, rest = self._data[self._start : self._end], self._data[self._end :]
-        first, _ = _HEAD.unpack_from(batch)
-        offset = max(offset, first)
+        start, end = self._start, self._end
+        batch = self._data[start : max(start, end)]
+        if len(self._data) - start >= _HEAD.size:
+            offset = max(offset, _HEAD.unpack_from(self._data, start)[0])
         next_offset, is_damaged = offset + 1, True
         try:
             made = BatchInPython(batch)
             is_damaged = not made.validate_crc()
             next_offset = max(next_offset, made.next_offset)
-        except struct.error:
+        except (IndexError, struct.error):
             pass  # not even a whole head
-        if len(rest) >= _HEAD.size:  # what a damaged head says of its end is worth less
-            next_offset = max(offset + 1, _HEAD.unpack_from(rest)[0])
+        # What a damaged head says of its end is worth less than where the next one begins. But a
+        # length that is damaged too leads to bytes of an order, and these to any offset.
+        is_end_known = end - start >= _WHOLE_HEAD_BYTES and len(self._data) - end > _MAGIC_AT
+        if is_end_known and self._data[end + _MAGIC_AT] == _MAGIC:
+            next_offset = max(offset + 1, _HEAD.unpack_from(self._data, end)[0])
         return UnreadableRecord(at, offset, next_offset, cause, is_damaged)
 
 
