@@ -15,6 +15,7 @@ OrderchainError
 │   ├── DurabilityError       the database may lose what it has acknowledged
 │   └── ClockError            the clock of this machine is years ahead, or out of range
 ├── RetryError            the same call may succeed later; nothing was changed
+│   ├── RowLocked             somebody holds the lock of the chain's row
 │   ├── QueueFull             `submit_nowait` found no room
 │   ├── Busy                  no commit began for an order as soon as its caller asked
 │   ├── BrokerAway            the broker has been away for longer than the policy allows
@@ -165,6 +166,13 @@ class ClockError(RefusedError):
 
 class RetryError(OrderchainError):
     """The same call may succeed later; nothing was changed."""
+
+
+class RowLocked(RetryError):
+    """Somebody holds the lock of the chain's row: nothing was committed, and the term goes on."""
+
+    def __init__(self, chain_id: int) -> None:
+        super().__init__(f"chain {chain_id}: somebody holds the lock of its row in chain_head")
 
 
 class QueueFull(RetryError):

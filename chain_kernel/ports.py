@@ -47,7 +47,8 @@ class PendingCommit(Protocol):
         Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
         `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or shows
         that the wait for a standby was given up; RetryError when certainly nothing was committed.
-        After the last two the connection is gone: the next call must be `take_over_again`.
+        After the last two the connection is gone: the next call must be `take_over_again`. After
+        RowLocked it is not: the same batch may be sent again.
         """
         ...
 

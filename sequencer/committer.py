@@ -16,6 +16,7 @@ from chain_kernel.errors import (
     HaltError,
     PrimaryBehind,
     RetryError,
+    RowLocked,
     UnknownOutcome,
 )
 from chain_kernel.monitoring import Buckets
@@ -367,6 +368,10 @@ class Committer:
                 if batch is not None and await self._is_found(assembly, batch, error, deadline_ns):
                     break
                 failure = RetryError(f"commit: the connection broke, and nothing came of {error}")
+            except RowLocked as error:
+                # No take-over: it would wait for the same lock, and beats would wait for it.
+                self._outage.repeat(f"{error}; trying again")
+                failure = error
             except RetryError as error:
                 self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
                 await self._take_over_until(deadline_ns, error)

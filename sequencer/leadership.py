@@ -271,13 +271,20 @@ class Leadership:
         """Raise our own epoch. Raises Fenced when another leads now."""
         if self.term is None:
             raise RetryError("not the leader yet")
-        async with self._turns:
+        try:
+            async with asyncio.timeout(self._tuning.recover_seconds):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise RetryError("too many chains of this process take over") from None
+        try:
             # Set until it has succeeded: the answer of a take-over may be lost, and then the lease
             # is at an epoch of ours that we do not know yet.
             self._is_changing = True
             term = self._begin(await self._store.take_over_again(self._config.name, self.term))
             self._is_changing = False
-            return await self.look_at_topic(term)
+        finally:
+            self._turns.release()
+        return await self.look_at_topic(term)  # the broker may be silent: no turn is held for it
 
     async def keep(self, head_published: Callable[[], int]) -> None:
         """Renew the lease at a steady pace until cancelled. Raises Fenced when another leads.

@@ -21,7 +21,7 @@ from sequencer.service import Sequencer
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
-from sequencer.stores.session import CommitLine, SideSessions
+from sequencer.stores.session import CommitLine, NewestServer, SideSessions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -58,8 +58,9 @@ class SharedConnections(ClosedAtExit):
         self._clock = SystemClock()
         self._chains = len(configs)
         whose = _whose(sorted(config.chain_id for config in configs))
+        newest = NewestServer(first, self._clock, whose)
         self._lines = [
-            CommitLine(first, self._clock, whose, self._note)
+            CommitLine(first, self._clock, whose, self._note, newest)
             for _ in range(min(connections, len(configs)))
         ]
         self._lease = SideSessions(first, "lease", whose, self._note)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from chain_kernel.clock import Clock
-    from chain_kernel.model import IntakeMark
+    from chain_kernel.model import IntakeMark, Term
     from chain_kernel.monitoring import LagLimits, Sample
     from chain_kernel.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig
@@ -455,13 +455,18 @@ class Sequencer:
     async def _start(self, turn: AsyncExitStack) -> Publisher:
         """Load what a leader must know, and queue the unpublished tail; then look at the topic.
 
-        A silent broker comes last: its wait is none between two reads of the database. The first
-        try ends the `turn` to take over: another one begins with a take-over that has its own.
+        A silent broker comes last: its wait is none between two reads of the database, and no turn
+        is held for it. The first try ends the `turn` to take over: another one begins with a
+        take-over that has its own.
         """
         async with turn:
-            return await self._started_publisher()
+            publisher, term = await self._loaded()
+        self._committer.lead(term := await self._leadership.look_at_topic(term))
+        publisher.lead(term)
+        return publisher
 
-    async def _started_publisher(self) -> Publisher:
+    async def _loaded(self) -> tuple[Publisher, Term]:
+        """Load the keys and the unpublished tail of the term."""
         term = self._leadership.term
         if term is None:
             raise RetryError("not the leader yet")
@@ -477,9 +482,7 @@ class Sequencer:
             tracing=self._tracing,
         )
         await self._publish_tail(publisher, term.published_id, term.last_id)
-        self._committer.lead(term := await self._leadership.look_at_topic(term))
-        publisher.lead(term)
-        return publisher
+        return publisher, term
 
     async def _publish_tail(self, publisher: Publisher, after_id: int, last_id: int) -> None:
         """Queue again what may not have been published: repeats are harmless, silence is not."""

@@ -292,7 +292,8 @@ async def _newest(
 ) -> Connection:
     """Return the connection to the server on the highest timeline; the others are ended."""
     loop = asyncio.get_running_loop()
-    waiting = tasks = {asyncio.ensure_future(_with_timeline(each)) for each in opening}
+    tasks = [asyncio.ensure_future(_with_timeline(each)) for each in opening]
+    waiting = set(tasks)
     chosen: tuple[Connection, int] | None = None
     try:
         while waiting and (seconds := end - loop.time()) > 0:

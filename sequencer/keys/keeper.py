@@ -85,6 +85,8 @@ class KeyKeeper:
     def lead(self, term: Term) -> None:
         """Go on under `term`, the next one of this process: the memory is that of its chain."""
         self._term = term
+        if self._unsaved:
+            self._wake.set()  # a page that fell into the take-over
 
     async def rows_with(self, keys: Collection[str]) -> dict[str, Event]:
         """Return the committed rows that hold one of `keys`, by key: those in the window, and of

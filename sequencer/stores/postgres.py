@@ -12,7 +12,6 @@ from itertools import chain as flatten
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of
 from chain_kernel.clock import SystemClock, ns_of, time_of
 from chain_kernel.errors import (
@@ -21,6 +20,7 @@ from chain_kernel.errors import (
     IntakeMoved,
     OrderchainError,
     RetryError,
+    RowLocked,
     UnknownOutcome,
 )
 from chain_kernel.frame import NONCE_BYTES
@@ -35,7 +35,7 @@ from chain_kernel.seal import (
     column_pages,
 )
 from chain_kernel.sql import load_sql
-from sequencer.stores.session import GIVEN_UP, CommitLine, call
+from sequencer.stores.session import GIVEN_UP, LOCKED, CommitLine, call
 from sequencer.stores.take_over import Secrets, raise_epoch
 
 if TYPE_CHECKING:
@@ -246,6 +246,8 @@ class Commit:
         # A parent that is taken asks the same question as the fence: who leads?
         if state in {_FENCE_FAILED, _TAKEN}:
             return Fenced(batch.chain_id, batch.epoch)
+        if state == LOCKED and not self._has_follower:
+            return RowLocked(batch.chain_id)
         return intake_refusal(error, self._intake)
 
 
@@ -325,10 +327,7 @@ class PostgresChainStore:
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch over what was seen; see `chain_kernel.ports.ChainStore.take_over`."""
-        database = DatabaseConfig.of(self._config.database)
-        if database.is_one_primary_of_several and not self._is_shared:
-            # Looks go on over one connection: another host may have been promoted since.
-            await self.line.close()
+        await self.line.newest.ask()
         return await self._raise_epoch(owner, seen.epoch, seen.nonce, seen.counter)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:

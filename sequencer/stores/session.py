@@ -103,7 +103,7 @@ _PINNED: Final = {
 _LOCK_TIMEOUT: Final = "100ms"
 """How long a shared session waits for the lock of one chain's row; that chain then tries again."""
 
-_LOCKED: Final = "55P03"
+LOCKED: Final = "55P03"
 """lock_not_available: nothing was done, and the connection is as good as before."""
 
 _PAUSE_PER_LEASE: Final = 0.01
@@ -203,7 +203,7 @@ class SideSessions(ClosedAtExit):
 
     async def close(self) -> None:
         """Close them; never raises, never waits beyond their deadline."""
-        sessions = [each.session for each in self._sessions.values()]
+        sessions = list(self._sessions.values())
         self._sessions.clear()
         await asyncio.gather(*(each.close() for each in sessions), *self._closing)
 
@@ -215,7 +215,7 @@ class SideSessions(ClosedAtExit):
             )
             if len(self._sessions) > _SERVERS_MAX:
                 oldest = self._sessions.pop(next(iter(self._sessions)))
-                closing = asyncio.ensure_future(oldest.session.close())
+                closing = asyncio.ensure_future(oldest.close())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
         return found
@@ -253,6 +253,11 @@ class _SideSession:
             return await work(connection)
 
         return await self.session.run(proven)
+
+    async def close(self) -> None:
+        """End what is under way, and close the session."""
+        await self.beats.close()
+        await self.session.close()
 
     async def _renew(self, beats: Mapping[int, tuple[Term, int]]) -> dict[int, Record]:
         """Return by chain what `renew_leases` returns; it proves each term itself."""
@@ -409,7 +414,7 @@ class LeaderSession:
 
     def abandon_after(self, error: BaseException) -> None:
         """Give the connection up, unless all that went wrong is a lock that was not had in time."""
-        if sqlstate_of(error) != _LOCKED:
+        if sqlstate_of(error) != LOCKED:
             self.abandon()
 
     def abandon(self) -> None:
@@ -445,10 +450,66 @@ class LeaderSession:
         return database_id
 
 
+class NewestServer:
+    """The newest server that a process has seen: one on a lower timeline was replaced.
+
+    What was committed since is not on that one. A new process accepts it: somebody may have gone
+    back on purpose.
+    """
+
+    def __init__(self, config: SequencerConfig, clock: Clock, whose: str = "") -> None:
+        self._config = config
+        self._clock = clock
+        self._whose = whose
+        self._seen = ServerIdentity(0, 0)
+        self._turn = asyncio.Lock()
+        self._asked_ns: int | None = None
+
+    def is_replaced(self, server: ServerIdentity) -> bool:
+        """Return whether `server` is known to be replaced. A standby has no timeline of its own."""
+        is_other = server.system_identifier != self._seen.system_identifier
+        return not is_other and 0 < server.timeline < self._seen.timeline
+
+    def see(self, server: ServerIdentity) -> None:
+        """Remember `server`. Raises RetryError where it was replaced."""
+        if self.is_replaced(server):
+            raise RetryError(
+                f"the database is on timeline {server.timeline}, which timeline "
+                f"{self._seen.timeline} has replaced: an old primary answers; end it, or start "
+                "again to lead there"
+            )
+        if server.timeline:
+            self._seen = server
+
+    async def ask(self) -> None:
+        """Ask each of several hosts before a take-over: looks go on over one connection, and
+        another host may have been promoted since.
+
+        Those who ask within a beat of the lease share an answer. Raises what `LeaderSession.open`
+        does.
+        """
+        if not DatabaseConfig.of(self._config.database).is_one_primary_of_several:
+            return
+        beat_ns = int(self._config.tuning.lease_seconds * _BEAT_OF_LEASE * 1e9)
+        async with self._turn:
+            now_ns = self._clock.monotonic_ns()
+            if self._asked_ns is not None and now_ns - self._asked_ns < beat_ns:
+                return
+            session = LeaderSession(self._config, self._clock, self._whose)
+            await session.open()
+            await session.close()
+            self.see(session.server)
+            self._asked_ns = now_ns
+
+
+_BEAT_OF_LEASE: Final = 0.2
+
+
 class CommitLine:
     """The connection for commits: of one chain, or of several, whose commits take turns.
 
-    The first that needs it after an error opens a new session, for all.
+    The first that needs it after an error opens a new session, for all; so does the first that
+    needs it after a newer server was seen.
     """
 
     def __init__(
@@ -457,8 +518,11 @@ class CommitLine:
         clock: Clock,
         whose: str = "",
         on_refusal: Callable[[Exception], None] | None = None,
+        newest: NewestServer | None = None,
     ) -> None:
-        """`whose` names its chains; `on_refusal` is called with what a connect raised."""
+        """`whose` names its chains; `on_refusal` is called with what a connect raised; `newest` is
+        that of all lines of the process.
+        """
         self._config = config
         self._clock = clock
         self._whose = whose
@@ -467,7 +531,7 @@ class CommitLine:
         self._turn = asyncio.Lock()
         self._connects = 0
         self._failed: Exception | None = None  # what the last connect raised
-        self._server = ServerIdentity(0, 0)  # the last that was reached
+        self.newest = newest or NewestServer(config, clock, whose)
         self.looks = Together(self._look, pause_of(config, whose))
         """Who leads, in one statement for all chains that ask here at about the same time."""
         self.allowed = ""
@@ -483,7 +547,9 @@ class CommitLine:
         connects = self._connects
         async with self._turn:
             if self._session is not None and self._session.is_open:
-                return self._session
+                if not self.newest.is_replaced(self._session.server):
+                    return self._session
+                self._session.abandon()
             if self._failed is not None and self._connects != connects:
                 # Somebody tried while this one waited: the next would take as long, for each.
                 raise self._failed.with_traceback(None)
@@ -491,7 +557,11 @@ class CommitLine:
             session = LeaderSession(self._config, self._clock, self._whose)
             try:
                 await session.open()
-                self._require_no_older(session)
+                try:
+                    self.newest.see(session.server)
+                except RetryError:
+                    session.abandon()
+                    raise
             except OrderchainError as error:
                 self._failed = error
                 if self._on_refusal is not None:
@@ -502,21 +572,6 @@ class CommitLine:
             self._session, self.allowed = session, session.allowed
             return session
 
-    def _require_no_older(self, session: LeaderSession) -> None:
-        """Raise RetryError, and end `session`, where it leads to a server that was replaced.
-
-        What was committed since is not there. A start of a new process accepts it: then somebody
-        may have gone back on purpose.
-        """
-        before, now = self._server, session.server
-        if now.system_identifier == before.system_identifier and now.timeline < before.timeline:
-            session.abandon()
-            raise RetryError(
-                f"the database is on timeline {now.timeline}, which timeline {before.timeline} has "
-                "replaced: an old primary answers; end it, or start again to lead there"
-            )
-        self._server = now
-
     async def _look(self, chains: Mapping[int, None]) -> dict[int, dict[str, Any]]:
         rows = await (await self.session()).fetch("look", list(chains))
         found = [dict(row) for row in rows]
@@ -524,5 +579,6 @@ class CommitLine:
 
     async def close(self) -> None:
         """Close the connection within a second, or drop it."""
+        await self.looks.close()
         if self._session is not None:
             await self._session.close()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import astuple
 
+from chain_kernel.clients.postgres import server_identity
 from chain_kernel.clock import ns_of
 from chain_kernel.errors import Fenced, OrderchainError
 from chain_kernel.frame import FRAME_KEY_BYTES, NONCE_BYTES
@@ -81,6 +82,8 @@ async def _raise_epoch(
     lease_seconds: float,
 ) -> Term:
     chain_id, epoch, _ = seen
+    # Now: a standby that was promoted since keeps its sessions.
+    session.server = await server_identity(connection)
     head = await connection.fetchrow(_SQL["take_over"], *seen, drawn.nonce, owner)
     if head is None:
         raise Fenced(chain_id, epoch)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from chain_kernel.errors import RetryError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 _Question = TypeVar("_Question")
 _Answer = TypeVar("_Answer")
+
+_CLOSED: Final = "the connection is closed"
 
 
 class Together(Generic[_Question, _Answer]):
@@ -41,6 +45,18 @@ class Together(Generic[_Question, _Answer]):
         finally:
             del answer  # an error refers to this frame
 
+    async def close(self) -> None:
+        """End what is under way: a connect that goes on after a close leaves a connection open.
+
+        Who still waits gets RetryError.
+        """
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.cancel()
+            await asyncio.wait([asking])
+        waiting, self._waiting = self._waiting, []
+        _fail(waiting, RetryError(_CLOSED))
+
     async def _ask_all(self) -> None:
         try:
             while self._waiting:
@@ -48,13 +64,21 @@ class Together(Generic[_Question, _Answer]):
                 waiting, self._waiting = self._waiting, []
                 try:
                     answers = await self._ask({each: question for each, question, _ in waiting})
-                except Exception as error:  # noqa: BLE001 - raised to those who wait
-                    for _, _, answer in waiting:
-                        if not answer.done():
-                            answer.set_exception(error)
+                except BaseException as error:  # raised to those who wait
+                    if not isinstance(error, Exception):
+                        _fail(waiting, RetryError(_CLOSED))
+                        raise
+                    _fail(waiting, error)
                 else:
                     for chain_id, _, answer in waiting:
                         if not answer.done():
                             answer.set_result(answers.get(chain_id))
         finally:
-            self._asking = None
+            if self._asking is asyncio.current_task():
+                self._asking = None
+
+
+def _fail(waiting: Sequence[tuple[int, Any, asyncio.Future[Any]]], error: Exception) -> None:
+    for _, _, answer in waiting:
+        if not answer.done():
+            answer.set_exception(error)

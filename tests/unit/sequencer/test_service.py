@@ -76,35 +76,46 @@ async def test_database_away_for_too_long_answers_what_is_known(
 
 
 @pytest.mark.parametrize("fault", [None, CommitFault.REFUSED])
+@virtual
 async def test_take_over_waits_for_its_turn_and_gives_it_to_the_next(
     fault: CommitFault | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few chains start at once; one that takes over again has a turn, too."""
+    """A few chains start at once; one that takes over again has a turn, too. A silent broker is
+    waited for without one.
+    """
     turns = asyncio.Semaphore(1)
     one, other = World(), World()
     looking, answers = asyncio.Event(), asyncio.Event()
 
     async def last_records(*_: object) -> list[bytes | None]:
-        looking.set()
-        await answers.wait()
+        await asyncio.sleep(3600)
         return []
 
+    async def outline(keys: MemoryKeyStore, term: Term) -> list[tuple[int, int, int]]:
+        if keys._database is one.database:
+            looking.set()
+            await answers.wait()
+        return await read_outline(keys, term)
+
+    read_outline = MemoryKeyStore.outline
+    monkeypatch.setattr(MemoryKeyStore, "outline", outline)
     monkeypatch.setattr(one.sink, "last_records", last_records)
-    first = one.sequencer(turns=turns)
+    first = one.sequencer(virtual_clock(), turns=turns)
     starting = asyncio.create_task(first.__aenter__())
-    async with deadline():
-        await looking.wait()
-        second = other.sequencer(turns=turns)
-        waiting = asyncio.create_task(second.__aenter__())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert other.chain.epoch == 0
-        answers.set()
-        await asyncio.gather(starting, waiting)
-        if fault is not None:
-            one.store.faults.append(fault)
-        await first.submit("a", b"1")
-        await second.submit("a", b"1")
+    await looking.wait()
+    second = other.sequencer(virtual_clock(), turns=turns)
+    waiting = asyncio.create_task(second.__aenter__())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert other.chain.epoch == 0
+    answers.set()
+    await waiting
+    assert not starting.done()
+    await starting
+    if fault is not None:
+        one.store.faults.append(fault)
+    await first.submit("a", b"1")
+    await second.submit("a", b"1")
     assert (one.chain.epoch, other.chain.epoch) == (1 if fault is None else 2, 1)
     for each in (first, second):
         await each.__aexit__(None, None, None)

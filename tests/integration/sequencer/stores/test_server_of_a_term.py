@@ -20,7 +20,7 @@ from sequencer import SequencerConfig, open_sequencer
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
-from sequencer.stores.session import CommitLine
+from sequencer.stores.session import CommitLine, NewestServer
 from tests.builders.created_chain import Chain
 from tests.builders.standbys import standby_of
 from tests.integration.sequencer.conftest import MakeChain
@@ -133,6 +133,58 @@ async def test_leader_does_not_go_back_to_a_server_that_was_replaced(split: Spli
     anew = CommitLine(split.config(split.old, split.new), SystemClock())
     assert (await anew.session()).server.timeline == 1
     await anew.close()
+
+
+async def test_shared_line_that_rests_leaves_a_server_that_another_one_saw_replaced(
+    split: Split,
+) -> None:
+    """Else its compare-and-set finds no row there, and its chains are never led again."""
+    old, both, clock = split.config(split.old), split.config(split.old, split.new), SystemClock()
+    newest = NewestServer(both, clock)
+    rested, other = (CommitLine(each, clock, "1-2", newest=newest) for each in (both, both))
+    # As if it had been opened before the promotion.
+    rested._config = old
+    assert (await rested.session()).server.timeline == 1
+    rested._config = both
+    assert (await other.session()).server.timeline == 2
+    assert (await rested.session()).server.timeline == 2
+    await rested.close()
+    await other.close()
+
+
+async def test_take_over_over_a_resting_connection_asks_which_server_is_the_newest(
+    split: Split,
+) -> None:
+    """Its look was at a primary that goes on without its standby, which was promoted."""
+    both, clock = split.config(split.old, split.new), SystemClock()
+    line = CommitLine(both, clock, "1-2")
+    line._config = split.config(split.old)
+    store = PostgresChainStore(both, clock, line)
+    sight = await store.look()
+    line._config = both
+    term = await store.take_over("me", sight)
+    assert term.server.timeline == 2
+    await line.close()
+
+
+async def test_take_over_on_a_standby_that_was_promoted_under_the_session_is_on_its_new_timeline(
+    make_chain: MakeChain, postgres_server: PostgresServer, server_folder: Path, database_name: str
+) -> None:
+    chain = await make_chain(copies=0)
+    with standby_of(postgres_server, server_folder / "standby") as standby:
+        there = Split(chain, postgres_server, standby, database_name)
+        config = there.config(standby)
+        assert isinstance(config.database, str)
+        anyone = config.database.replace("?target_session_attrs=primary", "")
+        config = msgspec.structs.replace(config, database=anyone)
+        store, keys = PostgresChainStore(config), PostgresKeyStore(config)
+        sight = await store.look()
+        await there.value(standby, "SELECT pg_promote()")
+        term = await store.take_over("me", sight)
+        assert term.server.timeline == 2
+        assert await keys.outline(term) == []
+        await store.close()
+        await keys.close()
 
 
 @pytest.mark.parametrize("target", ["", "any", "standby", "prefer-standby", "read-only"])

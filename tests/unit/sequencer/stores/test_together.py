@@ -67,3 +67,20 @@ async def test_chain_that_is_cancelled_takes_the_answer_of_no_other() -> None:
         await one
     asked.answers.set()
     assert await other == 4
+
+
+@virtual
+async def test_close_ends_what_is_under_way_and_answers_all_that_wait() -> None:
+    """A connect that went on would leave a connection that nobody closes."""
+    asked = Asked()
+    together = Together(asked, 0.05)
+    early = asyncio.create_task(together.ask(1, 1))
+    await asyncio.sleep(1)
+    late = asyncio.create_task(together.ask(2, 2))
+    await asyncio.sleep(0)
+    await together.close()
+    found = await asyncio.gather(early, late, return_exceptions=True)
+    assert [str(each) for each in found] == ["the connection is closed"] * 2
+    asked.answers.set()
+    assert len(asked.calls) == 1
+    assert await together.ask(1, 4) == 8
