@@ -15,7 +15,7 @@ HEAVY = ("asyncpg", "aiokafka", "pyspark", "rich", "zstandard", "sequencer", "ma
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["config", "show"], ["schema", "print"], ["schema", "print", "--part", "outbox"]],
+    [["--help"], ["schema", "print"], ["schema", "print", "--part", "outbox"]],
 )
 def test_command_that_needs_no_server_imports_none_of_the_heavy_packages(
     arguments: list[str],
