@@ -318,7 +318,9 @@ class _HttpConnection(asyncio.Protocol):
 
     def _forget(self, count: int) -> None:
         del self._received[:count]
-        if self._is_paused and not self._is_gone:
+        # Not after each request: what a client sends ahead would pile up.
+        has_room = len(self._received) <= max(self.limits.head_bytes_max, PIECE_BYTES)
+        if self._is_paused and has_room and not self._is_gone:
             self._is_paused = False
             self._transport.resume_reading()
 
@@ -488,14 +490,16 @@ class HttpServer:
         self._asked_to_end.set()
 
     def add(self, connection: _HttpConnection) -> bool:
-        """Return whether there is room for one more, made by closing the longest waiting one."""
+        """Return whether there is room for one more, made by closing the longest waiting one.
+
+        One that was accepted in this turn does not wait yet: its request may be there, unread.
+        """
         has_room = len(self.connections) < self.limits.connections_max
         if not has_room and (longest := next(iter(self.waiting), None)) is not None:
             has_room = True
             longest.abort()
             self.forget(longest)
         self.connections.add(connection)
-        self.waiting[connection] = None
         return has_room
 
     def forget(self, connection: _HttpConnection) -> None:
