@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.clients.kafka import (
@@ -18,7 +19,7 @@ from chain_kernel.clients.kafka import (
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, reading_error
 from chain_kernel.clients.topics import TopicDescription, describe_topic, describe_topics
-from chain_kernel.errors import RetryError, TopicError
+from chain_kernel.errors import ConnectError, RetryError, TopicError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,9 +34,9 @@ PROBE_EVERY_SECONDS: Final = 5.0
 _METADATA_AGE_MS: Final = 10_000
 """How old the client's list of partitions may be: an added partition is read from then on."""
 
-_MISSING_TRIES: Final = 20
-_MISSING_SECONDS: Final = 0.25
-"""How often, and after which pauses, topics are asked for again that are missing beside others."""
+_MISSING_SECONDS: Final = 5.0
+_MISSING_PAUSE_SECONDS: Final = 0.25
+"""How long, and after which pauses, topics are asked for again that are missing beside others."""
 
 _FETCH_MS: Final = 2_000
 """How long the broker keeps a request for records that are not there yet: it answers at the first
@@ -59,25 +60,33 @@ async def refused_topics(configs: Sequence[TopicIntakeConfig]) -> dict[str, Topi
 
     `configs` are of the same brokers. A broker that has just started, or a topic that was just
     made, is not known at once: a topic that is missing beside others is asked for again for a
-    while. Raises ConnectError and RetryError.
+    while, and is refused if it is not found by then. Raises ConnectError and RetryError.
     """
-    first = configs[0]
-    kafka = KafkaConfig.of(first.kafka)
     names = [config.topic for config in configs]
-    doing = f"read topic {names[0]}"
-    again = _MISSING_TRIES if len(names) > 1 else 0
-    async with connecting(kafka, first.connect_seconds, doing=doing):
-        request_ms = int(first.request_seconds * 1_000)
+    found = await _described(configs[0], names)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _MISSING_SECONDS
+    while loop.time() < end:
+        missing = [name for name in names if not found[name].is_there]
+        if not missing or len(missing) == len(names):
+            break
+        await asyncio.sleep(_MISSING_PAUSE_SECONDS)
+        # The broker has answered before: what it fails to say now takes nothing from that.
+        with suppress(ConnectError, RetryError):
+            found |= await _described(configs[0], missing)
+    return {name: error for name in names if (error := _refusal(found[name])) is not None}
+
+
+async def _described(
+    config: TopicIntakeConfig, names: Sequence[str]
+) -> dict[str, TopicDescription]:
+    """Return topics by name, within `connect_seconds`. Raises ConnectError and RetryError."""
+    kafka = KafkaConfig.of(config.kafka)
+    request_ms = int(config.request_seconds * 1_000)
+    async with connecting(kafka, config.connect_seconds, doing=f"read topic {names[0]}"):
         admin = make_admin(kafka, f"intake-{names[0]}", request_timeout_ms=request_ms)
         async with started(admin, _CLOSE_SECONDS):
-            while True:
-                found = await describe_topics(admin, kafka, names)
-                missing = [name for name in names if not found[name].is_there]
-                if not missing or len(missing) == len(names) or not again:
-                    break
-                again -= 1
-                await asyncio.sleep(_MISSING_SECONDS)
-    return {name: error for name in names if (error := _refusal(found[name])) is not None}
+            return await describe_topics(admin, kafka, names)
 
 
 def _refusal(topic: TopicDescription) -> TopicError | None:

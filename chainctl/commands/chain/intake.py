@@ -17,6 +17,7 @@ from chain_kernel.errors import (
     ConnectError,
     HaltError,
     RefusedError,
+    RetryError,
     SettingError,
     SteppedDown,
     TopicError,
@@ -134,7 +135,7 @@ class TopicIntakeRun:
 
         try:
             await check_intake_topic(self.topic)
-        except ConnectError as error:
+        except (ConnectError, RetryError) as error:
             # A standby is wanted most while something is away: it reads the topic when it leads.
             if not self.config.standby:
                 raise
@@ -232,7 +233,7 @@ class ManyTopicsRun:
 
         try:
             refused = await refused_topics([run.topic for run in self._runs])
-        except ConnectError as error:
+        except (ConnectError, RetryError) as error:
             if not self._runs[0].config.standby:
                 raise
             talk(f"chainctl: {error}; waits as a standby all the same")
@@ -248,12 +249,15 @@ class ManyTopicsRun:
 
         A chain whose topic is `refused` is not led before it can be read.
         """
+        from sequencer import check_intake_topic
+
         config = run.config
         is_checked = run.topic.topic not in refused
         while True:
             try:
                 if not is_checked:
-                    await run.check()
+                    # It was missing before: a broker that is away now does not say otherwise.
+                    await check_intake_topic(run.topic)
                     is_checked = True
                 await run.lead(partial(self._move, bar, config.chain_id), report_ready)
             except SteppedDown as error:
@@ -262,7 +266,7 @@ class ManyTopicsRun:
                     return
             except Exception as error:  # noqa: BLE001 - of this chain alone
                 self._log_failure(config.chain_id, reason_in_chain(config.chain_id, error))
-                is_checked = not isinstance(error, TopicError)
+                is_checked = is_checked and not isinstance(error, TopicError)
                 # A server that is away is waited for: the connections that all share were opened.
                 # So is a topic: that of another chain is there.
                 is_away = isinstance(error, ConnectError | TopicError)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sequencer
-from chain_kernel.errors import ConnectError, PageDamaged, SchemaError, TopicError
-from chainctl.commands.chain.intake import ManyTopicsRun
+from chain_kernel.errors import ConnectError, PageDamaged, RetryError, SchemaError, TopicError
+from chainctl.commands.chain.intake import ManyTopicsRun, TopicIntakeRun
 from chainctl.output import ProgressBar
 from sequencer import SequencerConfig, TopicIntakeConfig
 from tests.virtual import virtual
@@ -65,3 +65,59 @@ async def test_standby_of_one_of_many_chains_waits_for_a_server_that_it_has_reac
     with pytest.raises(type(errors[-1 - left])):
         await run.run(ProgressBar("", None))
     assert len(found) == left
+
+
+@pytest.mark.parametrize("failure", [CLOSED_PORT, RetryError("kafka: h:1: not this time")])
+@virtual
+async def test_standby_starts_while_the_broker_says_nothing_of_the_topics(
+    opened: Callable[..., list[Exception]],
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+) -> None:
+    found = opened(NO_SCHEMA)
+
+    async def fail(_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(sequencer, "refused_topics", fail)
+    monkeypatch.setattr(sequencer, "check_intake_topic", fail)
+    config = SequencerConfig(
+        chain_id=7, database="postgresql://h/d", kafka="h:1", name="one", standby=True
+    )
+    topic = TopicIntakeConfig(kafka="h:1", topic="t")
+    with pytest.raises(SchemaError):
+        await ManyTopicsRun([(config, topic)], None).run(ProgressBar("", None))
+    assert found == []
+    await TopicIntakeRun(config, topic).check()
+
+
+@virtual
+async def test_chain_of_a_missing_topic_is_not_led_before_the_topic_is_seen(
+    opened: Callable[..., list[Exception]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = opened(NO_SCHEMA, END)
+    missing = TopicError("topic", "t7", "a topic that exists")
+    looks: list[Exception | None] = [missing, CLOSED_PORT, RetryError("not this time"), None]
+
+    async def find_topics(_: object) -> dict[str, TopicError]:
+        return {"t7": missing}
+
+    async def check_topic(_: object) -> None:
+        assert found == [END], "the other chain was led, this one was not"
+        if failure := looks.pop(0):
+            raise failure
+
+    monkeypatch.setattr(sequencer, "refused_topics", find_topics)
+    monkeypatch.setattr(sequencer, "check_intake_topic", check_topic)
+    chains = [
+        (
+            SequencerConfig(
+                chain_id=chain, database="postgresql://h/d", kafka="h:1", name="o", standby=True
+            ),
+            TopicIntakeConfig(kafka="h:1", topic=f"t{chain}"),
+        )
+        for chain in (8, 7)
+    ]
+    with pytest.raises(SchemaError):
+        await ManyTopicsRun(chains, None).run(ProgressBar("", None))
+    assert (looks, found) == ([], [])
