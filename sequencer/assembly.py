@@ -238,9 +238,16 @@ class Assembler:
         assembly.give_ids(self._core, self._wall_ns())
 
     def unread_sources(self, entries: Sequence[Entry]) -> list[str]:
-        """Return the intakes of `entries` whose stored position is not known yet; see `learn`."""
-        sources = [entry.intake.source for entry in entries if entry.intake is not None]
-        return [source for source in dict.fromkeys(sources) if source not in self._positions]
+        """Return the intakes of `entries` whose stored position is to be read; see `learn`.
+
+        For use when no other batch is open, as `resolve`. It is not known yet, or the first mark of
+        `entries` does not follow it: then an operator may have moved it.
+        """
+        firsts: dict[str, IntakeMark] = {}
+        for entry in entries:
+            if entry.intake is not None:
+                firsts.setdefault(entry.intake.source, entry.intake)
+        return [source for source, mark in firsts.items() if not self._is_next(mark, {})]
 
     def learn(self, source: str, mark: IntakeMark | None) -> None:
         """Note how far `source` was taken; None if never."""

@@ -102,6 +102,26 @@ async def test_mark_that_follows_none(world: World, previous: int | None, window
     assert world.chain.intake[SOURCE] == mark(4)
 
 
+@pytest.mark.parametrize("window", [0, 1_000])
+async def test_mark_that_an_operator_moved_is_followed_by_an_intake_that_begins_there(
+    world: World, window: int
+) -> None:
+    async with world.sequencer(key_window_rows=window) as sequencer:
+        await sequencer.submit_each([Order("a", b"")], intake=mark(3), positions=[0])
+        world.chain.intake[SOURCE] = mark(7)
+        stale, *others = await asyncio.gather(
+            sequencer.submit_each([Order("stale", b"")], intake=mark(5, 4), positions=[4]),
+            sequencer.submit_each([Order("b", b"")], intake=mark(8, 7), positions=[7]),
+            sequencer.submit_each([Order("c", b"")], intake=mark(9, 8), positions=[8]),
+            return_exceptions=True,
+        )
+        await sequencer.submit_each([Order("d", b"")], intake=mark(10, 9), positions=[9])
+    assert isinstance(stale, IntakeMoved)
+    assert [len(acks) for acks in others if not isinstance(acks, BaseException)] == [1, 1]
+    assert world.keys() == ["a", "b", "c", "d"]
+    assert world.chain.intake[SOURCE] == mark(10)
+
+
 @pytest.mark.parametrize("name", ["submit_many", "submit_each"])
 @pytest.mark.parametrize("count", [1, 20])
 async def test_list_that_is_used_again_during_a_call_changes_no_order(
