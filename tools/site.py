@@ -121,7 +121,8 @@ def reference() -> dict[str, str]:
     """Return the pages of the reference: every name of the front door is on one of them."""
     every = [*REFERENCE.values(), "messages", *WHOLE_MODULES]
     pages = {page: [f"# {page.capitalize()}"] for page in every}
-    pages["messages"] += [f"::: outbox.{name}" for name in outbox.__all__]
+    # `outbox.__all__` has only what can be imported here.
+    pages["messages"] += [f"::: outbox.{name}" for name in sorted(outbox._MODULE_OF)]
     for module, names in _NAMES.items():
         if module == "chain_kernel":  # `errors`, a page of its own
             continue

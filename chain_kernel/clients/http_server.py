@@ -490,16 +490,14 @@ class HttpServer:
         self._asked_to_end.set()
 
     def add(self, connection: _HttpConnection) -> bool:
-        """Return whether there is room for one more, made by closing the longest waiting one.
-
-        One that was accepted in this turn does not wait yet: its request may be there, unread.
-        """
+        """Return whether there is room for one more, made by closing the longest waiting one."""
         has_room = len(self.connections) < self.limits.connections_max
         if not has_room and (longest := next(iter(self.waiting), None)) is not None:
             has_room = True
             longest.abort()
             self.forget(longest)
         self.connections.add(connection)
+        self.waiting[connection] = None
         return has_room
 
     def forget(self, connection: _HttpConnection) -> None:

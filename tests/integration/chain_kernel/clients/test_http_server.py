@@ -146,23 +146,6 @@ async def test_requests_that_one_connection_sends_ahead_take_no_memory() -> None
     assert max(held) < 2**20, "one read more than a piece, at most"
 
 
-async def test_client_of_a_crowd_is_read_before_it_must_make_room() -> None:
-    """All of them connect in one turn, more than there is room for: those that have a place keep it
-    until they are answered."""
-    async with serving(connections_max=5) as (_, _, port):
-        found = await asyncio.gather(
-            *(
-                answers(port, b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-                for _ in range(40)
-            )
-        )
-    assert {each.split(b"\r\n")[0] for each in found} <= {
-        b"HTTP/1.1 200 OK",
-        b"HTTP/1.1 503 Service Unavailable",
-    }
-    assert sum(each.startswith(b"HTTP/1.1 200") for each in found) >= 5
-
-
 async def test_answer_that_is_not_read_holds_no_connection() -> None:
     async with serving(write_seconds=0.2) as (server, _, port):
         with socket.create_connection(("127.0.0.1", port)) as silent:

@@ -11,6 +11,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import NodeNotReadyError, UnsupportedCodecError
+from aiokafka.protocol.metadata import MetadataRequest
 
 from chain_kernel.clients.kafka import TopicPartition, UnreadableRecord
 from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
@@ -246,10 +247,14 @@ def test_doctor_says_whether_kafka_is_new_enough_and_refuses_an_old_one_in_one_l
 def test_broker_that_fails_in_mid_look_is_one_line_of_doctor_and_of_a_new_chain(
     call: Call, module_settings: Settings, filled_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(_: AIOKafkaAdminClient) -> None:
-        raise NodeNotReadyError("Attempt to send a request to node which is not ready")
+    send = AIOKafkaAdminClient._send_request
 
-    monkeypatch.setattr(AIOKafkaAdminClient, "describe_topics", fail)
+    async def fail(client: AIOKafkaAdminClient, request: object, *rest: object) -> object:
+        if isinstance(request, MetadataRequest):
+            raise NodeNotReadyError("Attempt to send a request to node which is not ready")
+        return await send(client, request, *rest)
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "_send_request", fail)
     found = lines_of(call, module_settings, "--chain", filled_once)
     assert found["kafka"]["state"] == found["schema"]["state"] == "ok"
     topic = found[f"topic orderchain.{filled_once}"]
@@ -337,7 +342,7 @@ def test_doctor_names_settings_that_are_none_and_a_file_that_others_can_read(
     call: Call, module_settings: Settings, tmp_path: Path
 ) -> None:
     path = tmp_path / "c.toml"
-    path.write_text('kafka_sasl_password = "sesame"\nbatch_rows = 7\n')
+    path.write_text('callback_database = "postgresql://u:sesame@there/d"\nbatch_rows = 7\n')
     path.chmod(0o644)
     settings = {**module_settings, "CHAINCTL_CONFIG": str(path)}
     done = call("doctor", "--json", settings=settings)
