@@ -44,10 +44,10 @@ class SharedConnections(ClosedAtExit):
     """The connections of a process that leads many chains: some for commits, two for the rest.
 
     A chain commits over the same one each time, and takes turns with the others there. Looks and
-    beats of all chains are one statement each. Who waits for a lock of one chain's row gives the
-    connection back, and tries again. An error
-    ends a connection for all who use it: each of them takes over again on the next, which costs an
-    epoch. So no more than that happens when one of them is fenced, or cancelled in mid-commit.
+    beats of all chains are one statement each. A chain that waits for a lock of its row gives the
+    connection back, and tries again. An error ends a connection for all that use it: each of them
+    takes over again on the next, which costs an epoch. So no more than that happens when one of
+    them is fenced, or cancelled in mid-commit.
     """
 
     def __init__(
