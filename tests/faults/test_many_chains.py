@@ -158,10 +158,12 @@ def _statements() -> Iterator[tuple[str, tuple[str, dict[str, str]]]]:
                 "WITH",
             ):
                 continue
+            is_of_many = "$1::integer[]" in text
             # Another statement of the file goes in, or chains as constants: it is not sent so.
-            if "{statement}" in text or "ANY ($1::integer[])" in text:
+            if "{statement}" in text or (is_of_many and path.parent.name == "chain_verifier"):
                 continue
-            is_constant = path.parent.name in ("gapfill", "sequencer") and name not in PIPELINE
+            is_of_one = name not in PIPELINE and not is_of_many
+            is_constant = path.parent.name in ("gapfill", "sequencer") and is_of_one
             settings = dict(PINNED)
             if path.parent.name == "sequencer":
                 settings["plan_cache_mode"] = "auto"

@@ -33,6 +33,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Two faults each, the second in the recovery from the first; one pair after the other."""
     old_primary: str
     """What becomes of a primary whose standby is promoted: it thaws, restarts or never answers."""
+    fail_overs: int
+    """How often that happens, where a primary is replaced at all: to the promoted one, too."""
     broker_in_the_end: str
     """There, away forever, or there without the topic, which is never made again."""
     starts_need_broker: bool
@@ -128,4 +130,5 @@ class Plan(Struct, frozen=True, kw_only=True):
             publish_interval_seconds=random.choice((0.0, 0.004, 0.004, 0.05)),
             linger_seconds=random.choice((0.0, 0.0, 0.01)),
             tail_rows_max=random.choice((100_000, 100_000, 5)),
+            fail_overs=random.choice((1, 1, 2, 3)),
         )
