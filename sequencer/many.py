@@ -1,4 +1,4 @@
-"""Many chains in one process: they share its connections to the database."""
+"""Many chains in one process: they share its connections to the database, and a producer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 from contextlib import asynccontextmanager, suppress
 from itertools import cycle
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec.structs import replace
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import is_too_many_connections
@@ -22,6 +24,7 @@ from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from sequencer.stores.session import CommitLine, NewestServer, SideSessions
+from sequencer.stores.shared_producer import SharedProducer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -36,6 +39,10 @@ COMMIT_CONNECTIONS: Final = 12
 TAKE_OVERS_AT_ONCE: Final = 8
 """More would delay the beats of the chains that are led, and so make more take-overs."""
 
+HEARTBEATS_PER_SECOND: Final = 2_000
+"""Of all chains together: more cost a leader of a thousand idle chains half a core. Receivers ask
+the database after a silence of 1 s."""
+
 _WHOSE_CHARACTERS_MAX: Final = 40
 """PostgreSQL cuts the name of an application at 63."""
 
@@ -47,7 +54,7 @@ class SharedConnections(ClosedAtExit):
     beats of all chains are one statement each. A chain that waits for a lock of its row gives the
     connection back, and tries again. An error ends a connection for all that use it: each of them
     takes over again on the next, which costs an epoch. So no more than that happens when one of
-    them is fenced, or cancelled in mid-commit.
+    them is fenced, or cancelled in mid-commit. Small frames of all go over one producer.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class SharedConnections(ClosedAtExit):
         ]
         self._lease = SideSessions(first, "lease", whose, self._note)
         self._keys = SideSessions(first, "keys", whose, self._note)
+        self._producer = SharedProducer(first, len(configs))
         self._turns = asyncio.Semaphore(TAKE_OVERS_AT_ONCE)
         self._line_of = dict(zip((each.chain_id for each in configs), cycle(self._lines)))
         self._outage = SummedLog(_log, logging.WARNING)
@@ -77,12 +85,13 @@ class SharedConnections(ClosedAtExit):
     def sequencer(self, config: SequencerConfig) -> Sequencer:
         """Return a new sequencer of one of the chains, for `async with`."""
         line = self._line_of[config.chain_id]
+        beat = max(config.tuning.heartbeat_seconds, self._chains / HEARTBEATS_PER_SECOND)
         return Sequencer(
-            config,
+            replace(config, tuning=replace(config.tuning, heartbeat_seconds=beat)),
             store=PostgresChainStore(config, self._clock, line, self._lines[0].looks),
             keys=PostgresKeyStore(config, self._keys),
             lease=PostgresLease(config, self._clock, self._lease),
-            sink=KafkaFrameSink(config),
+            sink=KafkaFrameSink(config, shared=self._producer),
             clock=self._clock,
             turns=self._turns,
         )
@@ -90,7 +99,8 @@ class SharedConnections(ClosedAtExit):
     async def close(self) -> None:
         """Close the connections, once all sequencers are closed; never raises."""
         lines = (line.close() for line in self._lines)
-        await asyncio.gather(*lines, self._lease.close(), self._keys.close())
+        others = self._lease, self._keys, self._producer
+        await asyncio.gather(*lines, *(each.close() for each in others))
 
     def _note(self, error: Exception) -> None:
         """Log once, for all, how many connections are needed where the server has too few."""

@@ -37,6 +37,15 @@ _ROW_OVERHEAD_BYTES: Final = 64
 """What the body adds to key and payload of its only row: at most 46 bytes of MessagePack."""
 
 
+_MOMENTS: Final = 16
+"""Idle chains of a process beat at so many moments per interval, and share a request to Kafka."""
+
+
+def seconds_to_beat(now: float, idle_seconds: float) -> float:
+    """Return how long to wait for the first common moment after `idle_seconds`."""
+    return idle_seconds + -(now + idle_seconds) % (idle_seconds / _MOMENTS)
+
+
 def highest_id(records: Iterable[bytes | None], chain_id: int) -> int:
     """Return the highest id in frames of the chain among `records`; 0 for none.
 
@@ -442,7 +451,8 @@ class Publisher:
 
     async def _wait_or_beat(self) -> None:
         """Wait for work; publish the head if none comes within `heartbeat_seconds`."""
-        if not await self._wait(self._tuning.heartbeat_seconds):
+        now = self._clock.monotonic_ns() / 1e9
+        if not await self._wait(seconds_to_beat(now, self._tuning.heartbeat_seconds)):
             await self._beat()
 
     async def _wait(self, seconds: float) -> bool:

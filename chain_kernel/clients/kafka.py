@@ -248,6 +248,10 @@ class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
 _LENGTH: Final = struct.Struct(">i")
 """The length before a field of bytes in a request."""
 
+_ASK_PAUSE_SECONDS: Final = 0.1
+_ASK_PAUSE_PER_TOPIC: Final = 0.001
+"""Between two requests for the leaders of topics, at least: a thousand take 20 ms of both sides."""
+
 # -- making --------------------------------------------------------------------------------------
 
 
@@ -270,12 +274,20 @@ def make_consumer(
 def make_producer(
     config: KafkaConfig,
     role: str,
+    *,
+    replicas_ms: int | None = None,
     **options: Any,  # noqa: ANN401 - those of aiokafka
 ) -> AIOKafkaProducer:
-    """Return a producer, not started, that waits for all replicas; otherwise as `make_consumer`."""
+    """Return a producer, not started, that waits for all replicas; otherwise as `make_consumer`.
+
+    A broker answers for all partitions of a request at once, when their replicas have the records,
+    or after `replicas_ms`; by default when the client gives up, too, and loses the whole answer.
+    """
     options = {"acks": "all", **options}
     producer = _never_creating(AIOKafkaProducer(**connection_options(config, role), **options))
     copy_records_once(producer.client)
+    if replicas_ms is not None:
+        producer._sender._request_timeout_ms = replicas_ms  # it is only sent; 0.14 has no name
     return producer
 
 
@@ -286,13 +298,23 @@ class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
     is its own code, with another request in it.
     """
 
-    _metadata_update = FunctionType(
+    _asked = float("-inf")
+    _ask_for_metadata = FunctionType(
         AIOKafkaClient._metadata_update.__code__,
         {
             **vars(aiokafka.client),
             "MetadataRequest": partial(MetadataRequest, allow_auto_topic_creation=False),
         },
     )
+
+    async def _metadata_update(self, cluster: Any, topics: Any) -> Any:  # noqa: ANN401 - as above
+        """Ask, after a pause: aiokafka asks over and over while one topic of many has no leader."""
+        pause = max(_ASK_PAUSE_SECONDS, len(topics or ()) * _ASK_PAUSE_PER_TOPIC)
+        await asyncio.sleep(max(0.0, self._asked + pause - asyncio.get_running_loop().time()))
+        try:
+            return await self._ask_for_metadata(cluster, topics)
+        finally:
+            self._asked = asyncio.get_running_loop().time()
 
 
 def _never_creating(client: Any) -> Any:  # noqa: ANN401 - aiokafka has no types

@@ -118,6 +118,13 @@ def lasting_refusal(
     return acl_refusal(config, doing or f"use {kind} {named}".rstrip())
 
 
+def is_of_one_topic(error: Exception) -> bool:
+    """Return whether a broker refused a record for what only this topic is, or does not allow."""
+    if isinstance(error, kafka.UnknownTopicOrPartitionError):
+        return True
+    return isinstance(error, kafka.BrokerResponseError) and not error.retriable
+
+
 def reading_error(error: Exception, config: KafkaConfig, doing: str) -> TopicError | RetryError:
     """Return what a reader raises for an error of its client; arguments as `lasting_refusal`.
 

@@ -24,6 +24,12 @@ from chain_kernel.errors import OrderchainError, RetryError, TopicError
 from chain_kernel.frame import topic_refusal
 from chain_kernel.text import reason_of
 from chain_kernel.tracing import TRACEPARENT
+from sequencer.stores.shared_producer import (
+    CLOSE_SECONDS,
+    RECORD_OVERHEAD_BYTES,
+    ROLE,
+    SharedProducer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,17 +37,11 @@ if TYPE_CHECKING:
     from sequencer.config import SequencerConfig
 
 
-_ROLE: Final = "sequencer"
-
-_RECORD_OVERHEAD_BYTES: Final = 512
-"""What a record batch adds to the value of its only record: below 100 bytes, with room."""
-
-_CLOSE_SECONDS: Final = 2.0
-"""How long the client's own stop is awaited. With the broker away it waits until its records have
-expired, which takes up to twice `publish_seconds`."""
-
 _FETCH_MS: Final = 500
 """How long a fetch of the topic's end waits before it is repeated."""
+
+_APART_SECONDS: Final = 30.0
+"""How long a chain whose sends have failed keeps to a producer of its own."""
 
 _LOSS: Final = "receivers read what is lost there from the database, which takes longer"
 
@@ -53,12 +53,19 @@ class KafkaFrameSink:
 
     It is deliberately not idempotent: repeats are harmless here, and an idempotent producer of this
     library refuses every later send on the partition after one failure (aiokafka issue 1017).
+    Small sends go over `shared`, if there is one. What the broker refuses for this topic alone, and
+    a failure while it acknowledges others, ends no producer that others use: for some time
+    the sends go over one of its own.
     """
 
-    def __init__(self, config: SequencerConfig) -> None:
+    def __init__(self, config: SequencerConfig, *, shared: SharedProducer | None = None) -> None:
         self._tuning = config.tuning
         self._kafka = KafkaConfig.of(config.kafka)
+        self._shared = shared if shared is not None and shared.serves(config) else None
+        self._chain_id = config.chain_id
         self._producer: AIOKafkaProducer | None = None
+        self._is_checked = False  # since the last close
+        self._apart_until = 0.0
         self._topic = ""
         self._warning: str | None = None
         self._partition = 0
@@ -68,7 +75,11 @@ class KafkaFrameSink:
         """Connect and check the topic; see `chain_kernel.ports.FrameSink.start`."""
         self._topic, self._partition = topic, partition
         try:
-            await self._open(self._tuning.connect_seconds)
+            if self._shared is None:
+                await self._open(self._tuning.connect_seconds)
+            else:
+                self._check(await self._shared.topic(self._chain_id, topic))
+                await self._shared.opened()
         except OrderchainError:
             await self.close()
             raise
@@ -78,7 +89,7 @@ class KafkaFrameSink:
         try:
             async with (
                 connecting(self._kafka, self._tuning.connect_seconds, doing=f"read topic {topic}"),
-                started(make_consumer(self._kafka, _ROLE), _CLOSE_SECONDS) as consumer,
+                started(make_consumer(self._kafka, ROLE), CLOSE_SECONDS) as consumer,
             ):
                 return await _last_values(consumer, TopicPartition(topic, partition), at_most)
         except OrderchainError as error:
@@ -86,46 +97,95 @@ class KafkaFrameSink:
 
     async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Send and wait for the broker; see `chain_kernel.ports.FrameSink.send`."""
-        seconds = self._tuning.publish_seconds
+        shared = self._shared if self._may_share(frames) else None
         try:
-            # To open has a time of its own, which leaves some to find out why it failed.
-            producer = self._producer or await self._open(seconds)
-            async with asyncio.timeout(seconds):
-                of_frames = _headers_of(traceparents, len(frames))
-                acks = [
-                    await producer.send(
-                        self._topic, frame, partition=self._partition, headers=headers
-                    )
-                    for frame, headers in zip(frames, of_frames, strict=True)
-                ]
-                await asyncio.gather(*acks)
+            if shared is None:
+                await self._send_alone(frames, traceparents)
+            else:
+                await self._send_shared(shared, frames, traceparents)
+        except TopicError:
+            raise
         except OrderchainError as error:
-            await self.close()
-            if isinstance(error, TopicError):
-                raise
             raise RetryError(reason_of(error)) from error
         except DRIVER_ERRORS as error:
-            await self.close()
-            raise RetryError(self._reason(error, seconds)) from error
+            raise RetryError(self._reason(error)) from error
 
-    def _reason(self, error: Exception, seconds: float) -> str:
-        """Return why a send failed that may have taken `seconds`."""
+    def _may_share(self, frames: Sequence[bytes]) -> bool:
+        """Return whether `frames`, as one record batch, are small enough for producer and topic."""
+        if self._shared is None or asyncio.get_running_loop().time() < self._apart_until:
+            return False
+        size = sum(map(len, frames)) + (len(frames) - 1) * RECORD_OVERHEAD_BYTES
+        return size <= min(self._shared.bytes_max, self.frame_bytes_max)
+
+    async def _send_alone(self, frames: Sequence[bytes], traceparents: Sequence[str]) -> None:
+        try:
+            # To open has a time of its own, which leaves some to find out why it failed.
+            producer = self._producer or await self._open(self._tuning.publish_seconds)
+            await self._acknowledged(producer, frames, traceparents)
+        except (OrderchainError, *DRIVER_ERRORS):
+            if self._apart_until:
+                self._stay_apart()
+            await self._drop()
+            raise
+
+    async def _send_shared(
+        self, shared: SharedProducer, frames: Sequence[bytes], traceparents: Sequence[str]
+    ) -> None:
+        if self._apart_until:  # it is well again
+            self._apart_until = 0.0
+            await self._drop()
+        producer = await shared.opened()
+        if not self._is_checked:
+            self._check(await shared.topic(self._chain_id, self._topic))
+        try:
+            await self._acknowledged(producer, frames, traceparents)
+        except DRIVER_ERRORS as error:
+            self._is_checked = False
+            if await shared.judge(producer, error):
+                self._stay_apart()
+            raise
+        shared.note_acknowledged()
+
+    async def _acknowledged(
+        self, producer: AIOKafkaProducer, frames: Sequence[bytes], traceparents: Sequence[str]
+    ) -> None:
+        async with asyncio.timeout(self._tuning.publish_seconds):
+            of_frames = _headers_of(traceparents, len(frames))
+            acks = [
+                await producer.send(self._topic, frame, partition=self._partition, headers=headers)
+                for frame, headers in zip(frames, of_frames, strict=True)
+            ]
+            await asyncio.gather(*acks)
+
+    def _stay_apart(self) -> None:
+        self._apart_until = asyncio.get_running_loop().time() + _APART_SECONDS
+
+    def _reason(self, error: Exception) -> str:
+        """Return why a send failed."""
         if refusal := lasting_refusal(error, self._kafka, f"write to topic {self._topic}"):
             return reason_of(refusal)
-        silent = f"no acknowledgement within {seconds:g} s"
+        silent = f"no acknowledgement within {self._tuning.publish_seconds:g} s"
         reason = silent if isinstance(error, TimeoutError) else reason_of(error)
         return f"kafka: {self._kafka.bootstrap_servers}: {reason}"
 
     async def close(self) -> None:
-        """Discard the producer."""
+        """Discard the producer, unless it is shared."""
+        self._is_checked = False
+        await self._drop()
+
+    async def _drop(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await leave_client(producer, _CLOSE_SECONDS)
+            await leave_client(producer, CLOSE_SECONDS)
 
     async def _open(self, seconds: float) -> AIOKafkaProducer:
         """Open a producer that keeps to the topic's current limit."""
+        if self._shared is not None:
+            self._check(await self._shared.topic(self._chain_id, self._topic))
         async with connecting(self._kafka, seconds):
-            await self._read_topic()
+            if self._shared is None:
+                async with started(make_admin(self._kafka, ROLE), CLOSE_SECONDS) as admin:
+                    self._check(await describe_topic(admin, self._kafka, self._topic))
             self._producer = producer = self._make_producer()
             await start_client(producer)
         return producer
@@ -133,25 +193,24 @@ class KafkaFrameSink:
     def _make_producer(self) -> AIOKafkaProducer:
         return make_producer(
             self._kafka,
-            _ROLE,
+            ROLE,
             # Room for several frames per request: one request per partition is in flight at a time,
             # so bytes per round trip limit the rate.
-            max_batch_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
-            max_request_size=self.frame_bytes_max + _RECORD_OVERHEAD_BYTES,
+            max_batch_size=self.frame_bytes_max + RECORD_OVERHEAD_BYTES,
+            max_request_size=self.frame_bytes_max + RECORD_OVERHEAD_BYTES,
             request_timeout_ms=int(self._tuning.publish_seconds * 1_000),
         )
 
-    async def _read_topic(self) -> None:
-        """Read how large a record may be.
+    def _check(self, topic: TopicDescription) -> None:
+        """Note how large a record may be.
 
         Raises TopicError unless the topic has exactly one partition and keeps every record.
         """
-        async with started(make_admin(self._kafka, _ROLE), _CLOSE_SECONDS) as admin:
-            topic = await describe_topic(admin, self._kafka, self._topic)
         if refusal := topic_refusal(topic.name, topic.partitions, topic.settings):
             raise refusal
         self._note_one_copy(topic)
         self._keep_below(int(topic.settings["max.message.bytes"]))
+        self._is_checked = True
 
     def _note_one_copy(self, topic: TopicDescription) -> None:
         """Log it once while it stays the same: each new producer reads the topic again.
@@ -165,7 +224,7 @@ class KafkaFrameSink:
 
     def _keep_below(self, record_bytes_max: int) -> None:
         """Adopt the topic's limit for a record; our own setting is the upper bound."""
-        bytes_max = min(self._tuning.frame_bytes_max, record_bytes_max - _RECORD_OVERHEAD_BYTES)
+        bytes_max = min(self._tuning.frame_bytes_max, record_bytes_max - RECORD_OVERHEAD_BYTES)
         if bytes_max < self._tuning.frame_bytes_max:
             _log.warning(
                 "topic %s: max.message.bytes is %d: frames are cut to %d bytes, not %d",

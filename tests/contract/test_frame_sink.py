@@ -14,6 +14,7 @@ from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
 from local_stack import KafkaServer
 from sequencer.config import SequencerConfig
 from sequencer.stores.kafka import KafkaFrameSink
+from sequencer.stores.shared_producer import SharedProducer
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
 from tests.doubles.wired import WiredFrameSink
@@ -41,12 +42,12 @@ class MemoryPlace:
 class KafkaPlace:
     """A topic of the real broker."""
 
-    def __init__(self, kafka: KafkaServer) -> None:
+    def __init__(self, kafka: KafkaServer, *, is_shared: bool) -> None:
         self.name = f"contract-{secrets.token_hex(4)}"
         self._kafka = kafka.bootstrap
-        self.sink: FrameSink = KafkaFrameSink(
-            SequencerConfig(chain_id=1, database="postgresql://none", kafka=kafka.bootstrap)
-        )
+        config = SequencerConfig(chain_id=1, database="postgresql://none", kafka=kafka.bootstrap)
+        self.shared = SharedProducer(config, 1) if is_shared else None
+        self.sink: FrameSink = KafkaFrameSink(config, shared=self.shared)
 
     async def make(self) -> None:
         await make_topics(self._kafka, self.name)
@@ -60,17 +61,20 @@ class KafkaPlace:
             await admin.close()
 
 
-@pytest.fixture(params=["memory", "wired", "kafka"])
+@pytest.fixture(params=["memory", "wired", "kafka", "kafka, shared"])
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[MemoryPlace | KafkaPlace]:
     """A topic that is there."""
     place: MemoryPlace | KafkaPlace
-    if request.param == "kafka":
-        place = KafkaPlace(request.getfixturevalue("kafka_server"))
+    if request.param.startswith("kafka"):
+        server = request.getfixturevalue("kafka_server")
+        place = KafkaPlace(server, is_shared=request.param.endswith("shared"))
     else:
         place = MemoryPlace(is_wired=request.param == "wired")
     await place.make()
     yield place
     await place.sink.close()
+    if isinstance(place, KafkaPlace) and place.shared is not None:
+        await place.shared.close()
 
 
 async def until_sent(sink: FrameSink, frames: list[bytes]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from random import Random
 from typing import Any
 
@@ -23,6 +23,8 @@ from local_stack import KafkaServer
 from sequencer import (
     Order,
     Sequencer,
+    SequencerConfig,
+    SharedConnections,
     TopicIntake,
     TopicIntakeConfig,
     check_intake_topic,
@@ -40,6 +42,33 @@ from .proxy import is_produce
 
 SUBMIT_SECONDS = 5.0
 """Far more than a commit takes, and less than any deadline of the publisher's taken twice."""
+
+
+Opener = Callable[[SequencerConfig], AbstractAsyncContextManager[Sequencer]]
+
+
+class _OneOfMany(AbstractAsyncContextManager[Sequencer]):
+    """A sequencer over what the chains of a process share."""
+
+    def __init__(self, config: SequencerConfig) -> None:
+        self._shared = SharedConnections([config])
+        self._sequencer = self._shared.sequencer(config)
+
+    async def __aenter__(self) -> Sequencer:
+        await self._shared.__aenter__()
+        return await self._sequencer.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._sequencer.__aexit__(*error)
+        finally:
+            await self._shared.close()
+
+
+@pytest.fixture(params=[open_sequencer, _OneOfMany], ids=["alone", "one of many"])
+def opened(request: pytest.FixtureRequest) -> Opener:
+    opener: Opener = request.param
+    return opener
 
 
 async def submit_each(sequencer: Sequencer, orders: list[Order]) -> None:
@@ -73,10 +102,10 @@ async def assert_whole(chain: Chain, count: int) -> None:
 
 
 async def test_broker_that_is_stopped_and_comes_back_lacks_nothing(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     chain = await chain_on_breakable_kafka(publish_seconds=1.0)
-    async with open_sequencer(chain.config) as sequencer:
+    async with opened(chain.config) as sequencer:
         await submit_each(sequencer, make_orders(20, size=100))
         await asyncio.to_thread(kafka_to_break.kill)
         await submit_each(sequencer, make_orders(100, start=100, size=100))
@@ -92,12 +121,12 @@ async def test_broker_that_is_stopped_and_comes_back_lacks_nothing(
 
 @pytest.mark.invariant("L1", "L5")
 async def test_broker_away_for_long_is_skipped_on_record_up_to_the_head(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     chain = await chain_on_breakable_kafka(
         publish_seconds=1.0, publish_queue_bytes_max=FRAME_BYTES_MAX, publish_wait_seconds=1.0
     )
-    async with open_sequencer(chain.config) as sequencer:
+    async with opened(chain.config) as sequencer:
         await submit_each(sequencer, make_orders(5, size=100))
         await asyncio.to_thread(kafka_to_break.stop)
         await submit_each(sequencer, make_orders(60, start=100, size=200_000))
@@ -181,12 +210,13 @@ async def test_chain_that_was_led_before_is_led_again_whatever_its_broker_and_to
 
 
 async def test_topic_that_goes_under_a_leader_is_an_error_until_it_is_back(
+    opened: Opener,
     chain_on_breakable_kafka: MakeChain,
     kafka_to_break: KafkaServer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     chain = await chain_on_breakable_kafka(publish_seconds=1.0)
-    async with open_sequencer(chain.config) as sequencer:
+    async with opened(chain.config) as sequencer:
         await submit_each(sequencer, make_orders(5, size=100))
         await change_topics(chain, lambda admin: admin.delete_topics([chain.topic]))
         expected = "expected a topic that exists"
@@ -209,7 +239,7 @@ async def change_topics(chain: Chain, act: Callable[[AIOKafkaAdminClient], Await
 
 
 async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     async with proxy_before(kafka_to_break) as proxy:
         chain = await chain_on_breakable_kafka(
@@ -217,9 +247,7 @@ async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(
         )
         # A part of what the database takes.
         proxy.bytes_per_second = 10 * 2**20
-        async with open_sequencer(
-            chain.with_settings(kafka=f"127.0.0.1:{proxy.port}")
-        ) as sequencer:
+        async with opened(chain.with_settings(kafka=f"127.0.0.1:{proxy.port}")) as sequencer:
             for start in range(0, 20_000, 1_000):
                 await sequencer.submit_many(make_orders(1_000, start=start, size=2_000))
                 assert sequencer.stats().publish_queue_bytes <= FRAME_BYTES_MAX + 2 * 2_100_000
@@ -251,10 +279,10 @@ async def test_broker_that_takes_a_trial_record_and_never_acknowledges_it_is_nam
 
 @pytest.mark.invariant("L4")
 async def test_frozen_broker_makes_no_submit_wait(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     chain = await chain_on_breakable_kafka(publish_seconds=0.5)
-    async with open_sequencer(chain.config) as sequencer:
+    async with opened(chain.config) as sequencer:
         await submit_each(sequencer, make_orders(20, size=100))
         kafka_to_break.freeze()
         await submit_each(sequencer, make_orders(200, start=100, size=100))
@@ -266,33 +294,37 @@ async def test_frozen_broker_makes_no_submit_wait(
 
 @pytest.mark.invariant("L4")
 async def test_stop_while_the_broker_is_frozen_ends_in_time_and_a_restart_publishes(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     chain = await chain_on_breakable_kafka(stop_seconds=1.0)
-    sequencer = await open_sequencer(chain.config).__aenter__()
+    opening = opened(chain.config)
+    sequencer = await opening.__aenter__()
     await submit_each(sequencer, make_orders(20, size=100))
     kafka_to_break.freeze()
     await submit_each(sequencer, make_orders(20, start=100, size=100))
     async with deadline():
-        await sequencer.__aexit__(None, None, None)
+        await opening.__aexit__(None, None, None)
     # It has committed all, so a standby leads at once, whatever is not published yet.
     connection = await asyncpg.connect(chain.database)
     assert await connection.fetchval("SELECT released FROM chain_lease")
     await connection.close()
     kafka_to_break.thaw()
-    async with open_sequencer(chain.config) as sequencer:
+    async with opened(chain.config) as sequencer:
         await until_published(sequencer)
     await assert_whole(chain, 40)
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "not stored"])
 async def test_lost_answer_to_a_send_is_sent_again_by_a_new_producer(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, is_stored: bool
+    opened: Opener,
+    chain_on_breakable_kafka: MakeChain,
+    kafka_to_break: KafkaServer,
+    is_stored: bool,
 ) -> None:
     async with proxy_before(kafka_to_break) as proxy:
         chain = await chain_on_breakable_kafka(publish_seconds=1.0)
         config = chain.with_settings(kafka=f"127.0.0.1:{proxy.port}", heartbeat_seconds=60.0)
-        async with open_sequencer(config) as sequencer:
+        async with opened(config) as sequencer:
             trap = proxy.set_trap(is_produce, lets_through=is_stored)
             await submit_each(sequencer, make_orders(5, size=100))
             await trap.wait()
@@ -305,12 +337,12 @@ async def test_lost_answer_to_a_send_is_sent_again_by_a_new_producer(
 
 
 async def test_broken_connections_to_the_broker_lose_nothing(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, seeded: Random
+    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, seeded: Random
 ) -> None:
     async with proxy_before(kafka_to_break) as proxy:
         chain = await chain_on_breakable_kafka(publish_seconds=1.0)
         config = chain.with_settings(kafka=f"127.0.0.1:{proxy.port}")
-        async with open_sequencer(config) as sequencer:
+        async with opened(config) as sequencer:
             for start in range(0, 300, 30):
                 proxy.delay_seconds = seeded.choice([0.0, 0.02])
                 await submit_each(sequencer, make_orders(30, start=start, size=100))
@@ -335,10 +367,10 @@ async def set_topic_limit(kafka: KafkaServer, topic: str, bytes_max: int) -> Non
 
 
 async def test_topic_limit_lowered_at_run_time_is_met_by_smaller_frames(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     chain = await chain_on_breakable_kafka()
-    async with open_sequencer(chain.config) as sequencer:
+    async with opened(chain.config) as sequencer:
         await sequencer.submit_many(make_orders(2_000, size=200))
         await until_published(sequencer)
         await set_topic_limit(kafka_to_break, chain.topic, 50_000)
@@ -355,10 +387,10 @@ async def test_topic_limit_lowered_at_run_time_is_met_by_smaller_frames(
 
 
 async def test_row_too_large_for_the_lowered_limit_is_skipped_on_record(
-    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
+    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
     chain = await chain_on_breakable_kafka()
-    async with open_sequencer(chain.config) as sequencer:
+    async with opened(chain.config) as sequencer:
         await sequencer.submit_many(make_orders(10, size=100))
         await set_topic_limit(kafka_to_break, chain.topic, 50_000)
         large = await sequencer.submit("large", Random(1).randbytes(PAYLOAD_BYTES_MAX))
