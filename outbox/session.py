@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.session import Session, SessionConfig, check_durability
+from chain_kernel.model import ServerIdentity
 from chain_kernel.sql import load_sql, require_version, tables_of
 from outbox.roles import OUTBOX_RELAY
 
@@ -38,6 +39,11 @@ async def keep_durable(connection: Connection, *, unsafe: bool) -> None:
     settings = await connection.fetchrow(_SQL["pin"])
     if not unsafe:
         check_durability(settings)
+
+
+def named_server(system_identifier: str, timeline: str | None) -> ServerIdentity:
+    """Return which server a statement on a caller's connection has named, in texts."""
+    return ServerIdentity(int(system_identifier), int(timeline or 0))
 
 
 def columns(rows: Collection[object], *fields: str) -> list[list[Any]]:

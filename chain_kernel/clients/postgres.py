@@ -227,7 +227,7 @@ async def connect(
     refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
     `server` accepts that one alone. Else, where the primary of several hosts is wanted, each host
     is asked, and the one on the highest timeline is taken: of two that say that they are the
-    primary, the other one was replaced.
+    primary, the other one was replaced. None is taken where two servers are on that timeline.
     The first connection to a host where another machine may pose as the server logs a warning.
     Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
     pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound.
@@ -292,9 +292,9 @@ async def _newest(
 ) -> Connection:
     """Return the connection to the server on the highest timeline; the others are ended."""
     loop = asyncio.get_running_loop()
-    tasks = [asyncio.ensure_future(_with_timeline(each)) for each in opening]
+    tasks = [asyncio.ensure_future(_with_server(each)) for each in opening]
     waiting = set(tasks)
-    chosen: tuple[Connection, int] | None = None
+    chosen: tuple[Connection, Record] | None = None
     try:
         while waiting and (seconds := end - loop.time()) > 0:
             done, waiting = await asyncio.wait(
@@ -302,8 +302,11 @@ async def _newest(
             )
             if any(task.exception() is None for task in done):
                 end = min(end, loop.time() + _OTHERS_SECONDS)
-        answered = (task for task in tasks if task.done() and task.exception() is None)
-        chosen = max((task.result() for task in answered), key=itemgetter(1), default=None)
+        answered = [task.result() for task in tasks if task.done() and task.exception() is None]
+        newest = max(answered, key=lambda each: each[1]["timeline"] or 0, default=None)
+        if newest is not None:
+            _require_one(newest, answered, config)
+        chosen = newest
     finally:
         for task in tasks:
             task.cancel()
@@ -320,10 +323,31 @@ async def _newest(
     raise _of_all(refusals, config) if refusals else RetryError("no server answered in time")
 
 
-async def _with_timeline(opening: Coroutine[Any, Any, Connection]) -> tuple[Connection, int]:
+def _require_one(
+    newest: tuple[Connection, Record],
+    answered: Sequence[tuple[Connection, Record]],
+    config: DatabaseConfig,
+) -> None:
+    """Raise RetryError where another server writes the same timeline: neither replaces the other.
+
+    Both were promoted, or one is a copy of the other's files. What one has the other may lack.
+    """
+    twins = {newest[1]["started_at"], *(
+        server["started_at"] for _, server in answered
+        if server["timeline"] and server["timeline"] == newest[1]["timeline"]
+        and server["system_identifier"] == newest[1]["system_identifier"]
+    )}  # fmt: skip
+    if len(twins) > 1:
+        raise RetryError(
+            f"{len(twins)} servers of {config.shown} are primaries on the same timeline, "
+            f"{newest[1]['timeline']}: end all but the one that is right"
+        )
+
+
+async def _with_server(opening: Coroutine[Any, Any, Connection]) -> tuple[Connection, Record]:
     connection = await opening
     try:
-        return connection, (await server_identity(connection)).timeline
+        return connection, await connection.fetchrow(_SQL["server_identity"])
     except BaseException as error:
         connection.terminate()
         if isinstance(error, DRIVER_ERRORS):

@@ -1,11 +1,13 @@
 -- Which server a session is on.
 
 -- server_identity: the system identifier, and the timeline of the log that is being written (that of the
--- last checkpoint lags behind a promotion); no timeline on a standby, which writes none
+-- last checkpoint lags behind a promotion); no timeline on a standby, which writes none. Two addresses
+-- may lead to one server: it has one time of its start
 SELECT (SELECT system_identifier FROM pg_control_system()) AS system_identifier,
        CASE WHEN NOT pg_is_in_recovery()
             THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
-       END AS timeline
+       END AS timeline,
+       pg_postmaster_start_time() AS started_at
 
 -- hidden: of these tables, those with rows that this login reads, changes or deletes, and may not see:
 -- by row security that has no policy for all rows, or one that restricts it; our own policies restrict

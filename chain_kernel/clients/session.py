@@ -61,27 +61,33 @@ vacuumed, mean nothing for a commit."""
 _SERVERS: Final[WeakKeyDictionary[Any, ServerIdentity]] = WeakKeyDictionary()
 """By connection, for those that stay with the newest primary."""
 
-_NEWEST: Final[dict[tuple[tuple[str, int], ...], ServerIdentity]] = {}
-"""By the addresses of several hosts: the newest primary that this process was ever connected to."""
+_NEWEST: Final[dict[int, ServerIdentity]] = {}
+"""By system identifier: the newest primary that this process ever saw."""
 
 
-async def _stay_with_newest(connection: Connection, config: SessionConfig) -> None:
+def require_newest(found: ServerIdentity) -> None:
     """Raise RetryError for a primary that was replaced by one that this process has seen.
 
-    What it claims, marks or confirms there would be finished on another server, or never be.
+    What is claimed, decided or confirmed there would be finished on another server, or never be;
+    what is read there may never have been acknowledged. A standby has no timeline of its own.
     """
-    places = tuple(config.database.addresses)
-    found, known = await server_identity(connection), _NEWEST.get(places)
-    is_same = known is not None and known.system_identifier == found.system_identifier
-    if known is not None and is_same and found.timeline < known.timeline:
-        raise RetryError(f"a primary that was replaced ({found}) answers, not the new ({known})")
-    _SERVERS[connection] = _NEWEST[places] = found
+    newest = _NEWEST.setdefault(found.system_identifier, found)
+    if 0 < found.timeline < newest.timeline:
+        raise RetryError(f"a primary that was replaced ({found}) answers, not the new ({newest})")
+    if found.timeline > newest.timeline:
+        _NEWEST[found.system_identifier] = found
 
 
-def is_replaced(connection: Connection, config: SessionConfig) -> bool:
+async def _stay_with_newest(connection: Connection) -> None:
+    found = await server_identity(connection)
+    require_newest(found)
+    _SERVERS[connection] = found
+
+
+def is_replaced(connection: Connection) -> bool:
     """Return whether a newer primary than that of `connection` is known by now."""
     found = _SERVERS.get(connection)
-    return found is not None and found != _NEWEST[tuple(config.database.addresses)]
+    return found is not None and found != _NEWEST[found.system_identifier]
 
 
 class ClosedAtExit(ABC):
@@ -370,7 +376,7 @@ class Session:
         )
 
     def _is_replaced(self) -> bool:
-        return self._connection is not None and is_replaced(self._connection, self._config)
+        return self._connection is not None and is_replaced(self._connection)
 
     def _refused(self, error: Exception) -> Exception:
         known = self._refusal(error) if self._refusal is not None else None
@@ -497,8 +503,10 @@ async def open_connection(
     try:
         async with asyncio.timeout(config.connect_within), together:
             await require_sight(connection, tables)
-            if config.watches_standby and config.database.is_one_primary_of_several:
-                await _stay_with_newest(connection, config)
+            # A leader's sessions know the server of its term instead.
+            stays = config.watches_standby or config.role == GAP_READER
+            if stays and config.database.is_one_primary_of_several:
+                await _stay_with_newest(connection)
     except BaseException as error:
         connection.terminate()
         if isinstance(error, SERVER_ERRORS):
@@ -561,7 +569,7 @@ class Connections:
         """Return whether another host is the primary by now, or may be."""
         age = now - self._opened_at.get(connection, now)
         is_old = age > _LIFE_SECONDS and self._config.database.is_one_primary_of_several
-        return is_old or is_replaced(connection, self._config)
+        return is_old or is_replaced(connection)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next caller. One with an open transaction is ended."""
@@ -596,7 +604,7 @@ class Connections:
             async with asyncio.timeout(seconds):
                 await transaction.start()
             yield connection
-            if is_replaced(connection, self._config):
+            if is_replaced(connection):
                 raise RetryError("another host has become the primary: nothing is committed here")
             async with asyncio.timeout(seconds):
                 await transaction.commit()

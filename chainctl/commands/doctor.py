@@ -224,7 +224,9 @@ async def _hosts(settings: Settings) -> list[DoctorLine]:
         return [_ok("hosts", f"one primary of {len(config.addresses)}: {found}")]
     if not primaries:
         return [_failed("hosts", "no primary", "promote one, or start it")]
-    to_do = "end the one on the lower timeline, and make it a standby again"
+    twins = len({timeline for timeline, _ in primaries}) < len(primaries)
+    which = "that lacks orders (two were promoted)" if twins else "on the lower timeline"
+    to_do = f"end the one {which}, and make it a standby again"
     return [_failed("hosts", f"{len(primaries)} say that they are the primary: {found}", to_do)]
 
 

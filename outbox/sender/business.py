@@ -26,7 +26,11 @@ from chain_kernel.clients.postgres import (
     schema_refusal,
     sqlstate_of,
 )
-from chain_kernel.clients.session import is_durable, watch_for_cancelled_waits
+from chain_kernel.clients.session import (
+    is_durable,
+    require_newest,
+    watch_for_cancelled_waits,
+)
 from chain_kernel.errors import SettingError
 from chain_kernel.text import counted, reason_of
 from outbox.destination import MESSAGES_MAX
@@ -38,7 +42,7 @@ from outbox.message import (
     draw_message_ids,
     traced,
 )
-from outbox.session import SYNCHRONOUS, columns
+from outbox.session import SYNCHRONOUS, columns, named_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -297,7 +301,8 @@ async def watched_transaction(
     """Hold a transaction that commits at the end of the block, and record the outcome.
 
     If the block has caught an error that broke the transaction, this raises instead of committing.
-    Raises SettingError inside of another transaction, whose commit would be the one that counts.
+    Raises SettingError inside of another transaction, whose commit would be the one that counts;
+    RetryError, with nothing committed, on a primary that this process has seen replaced.
     """
     if connection.is_in_transaction():
         expected = "one outside of a transaction: what it adds is sent at the end of this one"
@@ -308,7 +313,8 @@ async def watched_transaction(
             yield commit
             if commit.matters:
                 # As late as possible: what the block has set for its transaction counts.
-                ((setting, marks),) = await fetch_of_owner(connection, SYNCHRONOUS)
+                ((setting, marks, *server),) = await fetch_of_owner(connection, SYNCHRONOUS)
+                require_newest(named_server(*server))
                 commit.is_durable, commit.marks = is_durable(setting), _in_ranges(marks or "")
         commit.was_cut = commit.matters and was_cancelled()
 

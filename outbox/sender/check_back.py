@@ -25,7 +25,7 @@ from chain_kernel.clients.postgres import (
     fetch_of_owner,
     sqlstate_of,
 )
-from chain_kernel.clients.session import watch_for_cancelled_waits
+from chain_kernel.clients.session import require_newest, watch_for_cancelled_waits
 from chain_kernel.clock import SystemClock, time_of
 from chain_kernel.config import Config
 from chain_kernel.errors import OrderchainError, RefusedError, SettingError
@@ -37,7 +37,7 @@ from outbox.sender.business import wake
 from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
 from outbox.sender.sweep import report_abnormal
-from outbox.session import OutboxSession, columns
+from outbox.session import OutboxSession, columns, named_server
 from outbox.statuses import Change, Status, sources
 
 if TYPE_CHECKING:
@@ -285,8 +285,6 @@ WAIT_SECONDS: Final = 2.0
 """How long a check waits for a local transaction that has decided and not yet committed. It is
 below the caller's deadline, or the answer would come too late."""
 
-DECIDE: Final = "SELECT public.outbox_decide($1::text::uuid)"
-CHECK: Final = "SELECT public.outbox_check_decision($1::text::uuid, $2)"
 _FORGET: Final = "SELECT public.outbox_forget_decisions($1::text::timestamptz, $2)"
 
 
@@ -308,18 +306,20 @@ async def decide(connection: Connection, message_id: UUID) -> None:
     """Write into the local transaction that it is done for `message_id`.
 
     An early call makes a check wait longer for the transaction; a late call wastes more work if a
-    check came first. Raises DecisionRefused; SettingError outside of a transaction.
+    check came first. Raises DecisionRefused; SettingError outside of a transaction; RetryError,
+    with the transaction to be rolled back, on a primary that this process has seen replaced.
     """
     if not connection.is_in_transaction():
         expected = "one in a transaction: the decision is part of what it decides"
         raise SettingError("connection", "outside of a transaction", expected)
     try:
-        await fetch_of_owner(connection, DECIDE, str(message_id))
+        ((_, *server),) = await fetch_of_owner(connection, SQL["decide"], str(message_id))
     except DRIVER_ERRORS as error:
         if sqlstate_of(error) != UNIQUE_VIOLATION:
             raise
         found = getattr(error, "detail", None) or "not seen"
         raise DecisionRefused(message_id, found) from error
+    require_newest(named_server(*server))
 
 
 async def check_decision(
@@ -328,7 +328,8 @@ async def check_decision(
     """Answer one check, for the endpoint that is asked.
 
     `NOT_DONE` is committed when this returns, so `connection` must not be in a transaction: an
-    answer that is then rolled back would be no fence. Raises SettingError in a transaction. The
+    answer that is then rolled back would be no fence. Raises SettingError in a transaction, and
+    RetryError on a primary that this process has seen replaced: its decisions are elsewhere. The
     answer is `UNKNOWN` if it is not known whether a synchronous standby has what would be answered,
     and if a timeout of the connection's own ends the wait.
     """
@@ -339,9 +340,10 @@ async def check_decision(
         try:
             # It may wait for the other decision, and must then see it.
             async with connection.transaction(isolation="read_committed"):
-                ((found,),) = await fetch_of_owner(
-                    connection, CHECK, str(message_id), int(wait_seconds * 1_000)
+                ((found, *server),) = await fetch_of_owner(
+                    connection, SQL["check_decision"], str(message_id), int(wait_seconds * 1_000)
                 )
+                require_newest(named_server(*server))
         except DRIVER_ERRORS as error:
             if sqlstate_of(error) == QUERY_CANCELED:
                 return Answer.UNKNOWN

@@ -9,8 +9,12 @@ SELECT current_setting('fsync') AS fsync, current_setting('full_page_writes') AS
             THEN set_config('transaction_timeout', '0', false) END AS transaction_timeout
 
 -- synchronous: what the commit of this transaction waits for, and the marks of what it stores,
--- without what was rolled back to a savepoint; raises if an error has broken it
-SELECT current_setting('synchronous_commit'), current_setting('orderchain.stored', true)
+-- without what was rolled back to a savepoint; and on which server; raises if an error has broken it
+SELECT current_setting('synchronous_commit'), current_setting('orderchain.stored', true),
+       (SELECT system_identifier FROM pg_control_system())::text,
+       CASE WHEN NOT pg_is_in_recovery()
+            THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
+       END::text
 
 -- barrier: with a synchronous standby, returns once that has everything which is visible here
 -- A visible row may be missing on the standby, if the wait of its commit was cut off, or a crash

@@ -91,3 +91,18 @@ SELECT message.message_id, message.sender,
                   WHERE done.message_id = message.message_id), '{}') AS done
   FROM outbox_message AS message
  WHERE message.message_id = ANY($1::uuid[]) AND message.message_id BETWEEN $2 AND $3
+
+-- decide: on the business's own connection, in its transaction: it is done for the message $1; and on
+-- which server
+SELECT public.outbox_decide($1::text::uuid)::text,
+       (SELECT system_identifier FROM pg_control_system())::text,
+       CASE WHEN NOT pg_is_in_recovery()
+            THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
+       END::text
+
+-- check_decision: the same for the answer to a check of the message $1, which waits $2 ms at most
+SELECT public.outbox_check_decision($1::text::uuid, $2),
+       (SELECT system_identifier FROM pg_control_system())::text,
+       CASE WHEN NOT pg_is_in_recovery()
+            THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::bigint
+       END::text

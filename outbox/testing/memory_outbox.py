@@ -311,8 +311,8 @@ async def _called(
     await result_of(handler(given, connection))
 
 
-async def _synchronous(connection: MemoryConnection) -> Sequence[tuple[str, str]]:
-    return [("on", "")]
+async def _synchronous(connection: MemoryConnection) -> Sequence[tuple[str, ...]]:
+    return [("on", "", "0", "0")]
 
 
 async def _wake(connection: MemoryConnection) -> Sequence[tuple[str]]:

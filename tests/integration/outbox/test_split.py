@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import asyncpg
 import pytest
 
+from chain_kernel.clock import SystemClock
 from chain_kernel.errors import RetryError, SettingError
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
-from outbox import ConsumerConfig, Destination, Relay, RelayConfig, add, save_destinations
+from outbox import (
+    Confirm,
+    ConsumerConfig,
+    Destination,
+    Message,
+    Relay,
+    RelayConfig,
+    add,
+    save_destinations,
+)
+from outbox.callback.callback_service import CallbackService
+from outbox.callback.calls import HttpSenderCalls
+from outbox.callback.config import CallbackConfig
 from outbox.consumer.inbox import ConsumerConnections
+from outbox.message import draw_message_ids
+from outbox.records import encode_checks, encode_confirms
+from outbox.sender.business import watched_transaction
+from outbox.sender.check_back import (
+    CheckBack,
+    CheckingConfig,
+    check_decision,
+    decide,
+)
+from outbox.sender.due_decisions import Answer, CheckRules
+from outbox.service.config import ServiceConfig
+from outbox.service.message_api import MessageApi
 from tests.builders.standbys import ServerPair, pair_in
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
+    from uuid import UUID
 
     from local_stack import KafkaServer
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.merge]
+
+T = TypeVar("T")
 
 DATABASE = "messages"
 END = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
@@ -35,9 +66,28 @@ class Split(NamedTuple):
     old: asyncpg.Connection
     new_dsn: str
 
+    @property
+    def dsn(self) -> str:
+        """The address with both hosts, the old primary first."""
+        return self.pair.dsn(SUPERUSER, DATABASE)
+
     async def promote(self) -> asyncpg.Connection:
         """Promote the standby, and return a connection to it; the old primary stays."""
         self.pair.promote()
+        return await asyncpg.connect(self.new_dsn)
+
+    async def replayed(self) -> None:
+        """Wait until the standby has what is committed."""
+        done = "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
+        async with deadline():
+            while not await self.old.fetchval(done):
+                pass
+
+    async def freeze_and_promote(self) -> asyncpg.Connection:
+        """Freeze the old primary, and promote the standby; the test thaws the old one."""
+        await self.replayed()
+        self.pair.primary.freeze()
+        self.pair.standby.execute("SELECT pg_promote()")
         return await asyncpg.connect(self.new_dsn)
 
 
@@ -46,15 +96,13 @@ async def split(server_folder: Path) -> AsyncIterator[Split]:
     with pair_in(server_folder) as pair:
         pair.primary.create_database(DATABASE)
         old = await asyncpg.connect(pair.primary.dsn(SUPERUSER, DATABASE))
-        for part in ("outbox", "inbox"):
+        for part in ("outbox", "inbox", "callback", "decision"):
             async with old.transaction():
                 await old.execute(PARTS[part].text())
         await save_destinations(old, [Destination(name="clearing", topic="split", confirm="none")])
-        replayed = "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
-        async with deadline():
-            while not await old.fetchval(replayed):
-                pass
-        yield Split(pair, old, pair.standby.dsn(SUPERUSER, DATABASE))
+        made = Split(pair, old, pair.standby.dsn(SUPERUSER, DATABASE))
+        await made.replayed()
+        yield made
         old.terminate()
 
 
@@ -131,3 +179,155 @@ def test_several_hosts_of_any_kind_are_refused(kafka_server: KafkaServer) -> Non
         ConsumerConnections(config)
     with pytest.raises(SettingError, match="target_session_attrs"):
         Relay(RelayConfig(database=dsn, kafka=kafka_server.bootstrap))
+
+
+# Each of these goes on at the promoted server while the old one is frozen; then the old one thaws,
+# and is the first in every list of hosts.
+
+
+class Known(HttpSenderCalls):
+    """A sender that believes each confirm, and is never asked."""
+
+    def __init__(self) -> None:
+        pass
+
+    def knows(self, sender: str) -> bool:
+        return True
+
+    async def confirmed(
+        self, sender: str, consumer: str, proofs: Mapping[UUID, bytes]
+    ) -> list[UUID]:
+        return []
+
+
+async def until_done(work: Callable[[], Awaitable[T]]) -> T:
+    """Do it until no outage is in its way."""
+    async with deadline():
+        while True:
+            try:
+                return await work()
+            except RetryError:
+                continue
+
+
+async def test_callback_service_keeps_confirms_on_the_new_primary(
+    split: Split, kafka_server: KafkaServer
+) -> None:
+    """Else a sender is asked about what was confirmed, or not asked about what was not."""
+    config = CallbackConfig(
+        database=split.dsn, kafka=kafka_server.bootstrap, check_topic="checks",
+        confirm_topics=("confirms",), return_seconds=0.0, call_seconds=5.0, statement_seconds=5.0,
+    )  # fmt: skip
+    service = CallbackService(config, Known())
+    (message_id,) = draw_message_ids(1)
+    await service.take_checks(encode_checks("payments", 1, ["books"], [message_id]))
+    new = await split.freeze_and_promote()
+    confirm = encode_confirms("books", [Confirm(message_id.bytes, 0, 0, 0, 0, bytes(16))])
+    await until_done(lambda: service.take_confirms(confirm))
+    split.pair.primary.thaw()
+    await new.execute(END, "orderchain outbox callback")
+    await until_done(lambda: service.caught_up({("confirms", 0): time.time_ns()}))
+    assert await until_done(lambda: service.ask_once("payments")) == 0
+    assert await until_done(lambda: service.return_once("payments")) == 1
+    state = "SELECT state FROM callback_delivery"
+    assert (await new.fetchval(state), await split.old.fetchval(state)) == (2, 0)
+    await service.close()
+    new.terminate()
+
+
+async def test_check_back_claims_and_decides_on_the_new_primary(
+    split: Split, kafka_server: KafkaServer
+) -> None:
+    """Else a sender that said `done` is asked forever, and its message is never sent."""
+    relay = RelayConfig(
+        database=split.dsn, kafka=kafka_server.bootstrap, statement_seconds=5.0, connect_seconds=5.0
+    )  # fmt: skip
+    checking = CheckingConfig(rules=CheckRules(first_seconds=0.01))
+    api = MessageApi(ServiceConfig(relay=relay, checking=checking), SystemClock())
+    asked: list[UUID] = []
+
+    async def ask(sender: str, ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
+        asked.extend(ids)
+        split.pair.primary.thaw()
+        await new.execute(END, "orderchain outbox check-back")  # so it looks for a server again
+        return dict.fromkeys(ids, Answer.DONE)
+
+    checks = CheckBack(relay, ask, checking)
+    assert await checks.check_once() == 0  # on the old one
+    (message_id,) = draw_message_ids(1)
+    message = Message(message_id, "clearing", b"x")
+    await api.store("payments", [message], is_prepared=True)
+    new = await split.freeze_and_promote()
+    async with deadline():
+        while not asked:
+            with suppress(RetryError):
+                await checks.check_once()
+    decided = "SELECT is_decided FROM outbox_pending"
+    assert await split.old.fetchval(decided) is False
+    async with deadline():
+        while not await new.fetchval(decided):
+            await new.execute("UPDATE outbox_pending SET next_send_at = now()")
+            with suppress(RetryError):
+                await checks.check_once()
+    assert await split.old.fetchval(decided) is False
+    await checks.close()
+    await api.close()
+    new.terminate()
+
+
+async def test_message_service_stores_once_and_shows_what_the_new_primary_has(
+    split: Split, kafka_server: KafkaServer
+) -> None:
+    """Else a client's repeat is stored twice, and what it was promised is `unknown_message`."""
+    relay = RelayConfig(
+        database=split.dsn, kafka=kafka_server.bootstrap, statement_seconds=5.0, connect_seconds=5.0
+    )  # fmt: skip
+    api = MessageApi(ServiceConfig(relay=relay, connections=3), SystemClock())
+    (message_id,) = draw_message_ids(1)
+    given = [Message(message_id, "clearing", b"x")]
+    await asyncio.gather(*(api.is_ready() for _ in range(3)))  # three sessions, on the old one
+    new = await split.freeze_and_promote()
+    await until_done(lambda: api.store("payments", given, is_prepared=False))
+    split.pair.primary.thaw()
+    for _ in range(3):
+        await new.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'orderchain outbox service%'"
+        )
+        # Each of its sessions in turn: held together, none can serve twice.
+        again = [
+            until_done(lambda: api.store("payments", given, is_prepared=False)) for _ in range(3)
+        ]
+        assert [stored.repeated for stored in await asyncio.gather(*again)] == [1, 1, 1]
+        shown = await until_done(lambda: api.get("payments", message_id))
+        assert shown.message_id == message_id
+    count = "SELECT count(*) FROM outbox_message"
+    assert (await new.fetchval(count), await split.old.fetchval(count)) == (1, 0)
+    await api.close()
+    new.terminate()
+
+
+async def test_old_primary_that_restarts_decides_nothing_once_the_new_one_was_seen(
+    split: Split,
+) -> None:
+    """Its `not_done` would cancel a message whose business is done on the new one."""
+    new = await split.promote()
+    done, undone = draw_message_ids(2)
+    async with new.transaction():
+        await decide(new, done)
+    split.pair.primary.kill()
+    split.pair.primary.start()
+    old = await asyncpg.connect(split.pair.primary.dsn(SUPERUSER, DATABASE))
+    with pytest.raises(RetryError, match="a primary that was replaced"):
+        await check_decision(old, done)
+    with pytest.raises(RetryError, match="a primary that was replaced"):
+        async with old.transaction():
+            await decide(old, undone)
+    with pytest.raises(RetryError, match="a primary that was replaced"):
+        async with watched_transaction(old):
+            await add(old, "clearing", b"x")
+    assert await old.fetchval("SELECT count(*) FROM outbox_decision") == 0
+    assert await old.fetchval("SELECT count(*) FROM outbox_message") == 0
+    assert await check_decision(new, done) is Answer.DONE
+    old.terminate()
+    new.terminate()

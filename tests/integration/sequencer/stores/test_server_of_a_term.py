@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from sequencer.stores.postgres import PostgresChainStore
 from sequencer.stores.session import CommitLine, NewestServer
 from tests.builders.created_chain import Chain
 from tests.builders.standbys import standby_of
+from tests.deadlines import in_time
 from tests.integration.sequencer.conftest import MakeChain
 
 PAGE = KeyPage(after_id=0, until_id=3, spans=bytes(16), hashes=bytes(24))
@@ -185,6 +188,37 @@ async def test_take_over_on_a_standby_that_was_promoted_under_the_session_is_on_
         assert await keys.outline(term) == []
         await store.close()
         await keys.close()
+
+
+async def test_two_standbys_that_were_promoted_are_named_and_neither_is_led(
+    make_chain: MakeChain, postgres_server: PostgresServer, server_folder: Path, database_name: str
+) -> None:
+    """Both are on timeline 2: neither has replaced the other, and each may lack what the other has.
+
+    A second name of one server is no second server.
+    """
+    chain = await make_chain(copies=0)
+    with (
+        standby_of(postgres_server, server_folder / "one") as one,
+        standby_of(postgres_server, server_folder / "two") as two,
+    ):
+        for server in (one, two):
+            await Split(chain, one, two, database_name).value(server, "SELECT pg_promote()")
+        both = Split(chain, one, two, database_name).config(one, two)
+        assert isinstance(both.database, str)
+        with pytest.raises(RetryError, match=r"2 servers of .* the same timeline, 2: end all but"):
+            await led(both)
+        doctor = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "chainctl", "doctor", "--database", both.database,
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        shown = (await in_time(doctor.communicate()))[0].decode()
+        assert doctor.returncode == 1, shown
+        assert "2 say that they are the primary" in shown
+        assert "end the one that lacks orders (two were promoted)" in shown
+        other_name = f"127.0.0.1:{two.config.port}", f"localhost:{one.config.port}"
+        twice = msgspec.structs.replace(both, database=both.database.replace(*other_name))
+        assert (await led(twice)).server.timeline == 2
 
 
 @pytest.mark.parametrize("target", ["", "any", "standby", "prefer-standby", "read-only"])
