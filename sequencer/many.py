@@ -40,8 +40,8 @@ TAKE_OVERS_AT_ONCE: Final = 8
 """More would delay the beats of the chains that are led, and so make more take-overs."""
 
 HEARTBEATS_PER_SECOND: Final = 2_000
-"""Of all chains together: more cost a leader of a thousand idle chains half a core. Receivers ask
-the database after a silence of 1 s."""
+"""For all chains together: more would cost a leader of a thousand idle chains half a core. A
+receiver asks the database after a silence of 1 s."""
 
 _WHOSE_CHARACTERS_MAX: Final = 40
 """PostgreSQL cuts the name of an application at 63."""
