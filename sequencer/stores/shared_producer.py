@@ -106,7 +106,7 @@ class SharedProducer:
         if self._producer is not producer:  # another chain's failure has replaced it
             return False
         idle = asyncio.get_running_loop().time() - self._acknowledged_at
-        # Of a producer that has ended by itself nothing more is acknowledged.
+        # A producer that has ended by itself acknowledges nothing more.
         if getattr(error, "retriable", True) and idle < self._seconds * _LATELY_SHARE:
             return True
         self._producer = None
