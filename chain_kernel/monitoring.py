@@ -4,8 +4,8 @@
 which is 503 with one line of why. Mount it in your own application, or run it with an ASGI server:
 who reaches that server can keep your event loop busy, so it belongs on loopback, or a proxy stands
 in front of it.
-(`--http` of the commands serves it from a thread, which looks at the parts by `beside`.) It needs
-the extra `monitoring`; a part needs nothing to be looked at.
+(`--http` of the commands serves it from a process of its own.) It needs the extra `monitoring`; a
+part needs nothing to be looked at.
 
 A process that holds many orders also sets Python's garbage collector here.
 """
@@ -82,7 +82,7 @@ class Sample(Struct, frozen=True):
     name: str
     """By Prometheus's conventions: `_total` for counters, `_seconds` for times."""
     kind: MetricKind
-    value: float | Histogram
+    value: float | bool | Histogram
     help: str
     labels: Mapping[str, str]
 
@@ -179,12 +179,10 @@ READY: Final = Metric[bool](
     "orderchain_ready", "gauge", "1 when every part of this process does its work, else 0.", float
 )
 
-
-class MonitorLook(Struct, frozen=True):
-    """The parts of a process at one instant."""
-
-    samples: list[Sample]
-    why_not_ready: str | None
+METRICS_AGE: Final = Metric[float](
+    "orderchain_metrics_age_seconds", "gauge", "Seconds since these metrics were taken.", float
+)
+"""What the process behind `--http` adds to what is reported to it."""
 
 
 class Monitor:
@@ -218,60 +216,51 @@ class Monitor:
         """Return what `/metrics` answers."""
         return metrics_of(self.samples())
 
-    async def __call__(self, scope: AsgiMessage, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiMessage, _: Receive, send: Send) -> None:
         """Answer a GET of `/metrics`, `/livez` or `/readyz`, below where it is mounted."""
-        await self._respond(scope, send, self.look())
 
-    def beside(self, take: Callable[[], Awaitable[MonitorLook]]) -> AsgiApp:
-        """Return an application for another loop than that of the parts; `take` gets a look there.
+        async def metrics() -> MonitorAnswer:
+            return self.metrics()
 
-        While `take` raises TimeoutError, the loop of the parts hangs: `/livez` is 503 then.
-        """
-
-        async def app(scope: AsgiMessage, _: Receive, send: Send) -> None:
-            try:
-                look = await take()
-            except TimeoutError:
-                look = None
-            await self._respond(scope, send, look)
-
-        return app
-
-    def look(self) -> MonitorLook:
-        """Return what the parts show now; call it in their loop."""
-        return MonitorLook(list(self.samples()), self.why_not_ready())
-
-    async def _respond(self, scope: AsgiMessage, send: Send, look: MonitorLook | None) -> None:
-        if scope["type"] != "http":
-            raise ValueError(f"Monitor answers HTTP, not {scope['type']}")
-        status, answer = _answer(scope, look)
-        body = answer.body
-        headers = [
-            (b"content-type", answer.media_type.encode()),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        if status == _NOT_ALLOWED:
-            headers.append((b"allow", b"GET, HEAD"))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        content = b"" if scope["method"] == "HEAD" else body
-        await send({"type": "http.response.body", "body": content})
+        await respond(scope, send, None, self.why_not_ready(), metrics)
 
 
-def _answer(scope: AsgiMessage, look: MonitorLook | None) -> tuple[int, MonitorAnswer]:
-    """Return what is answered; `look` is None when the event loop of the parts hangs."""
+async def respond(
+    scope: AsgiMessage,
+    send: Send,
+    why_not_live: str | None,
+    why_not_ready: str | None,
+    metrics: Callable[[], Awaitable[MonitorAnswer]],
+) -> None:
+    """Answer a request for one of the three pages; what is not live has no metrics either."""
+    if scope["type"] != "http":
+        raise ValueError(f"Monitor answers HTTP, not {scope['type']}")
     path = scope["path"].removeprefix(scope.get("root_path", ""))
+    allowed: list[tuple[bytes, bytes]] = []
     if path not in ("/metrics", "/livez", "/readyz"):
-        return _NOT_FOUND, MonitorAnswer(_TEXT, b"expected /metrics, /livez or /readyz\n")
-    if scope["method"] not in ("GET", "HEAD"):
-        return _NOT_ALLOWED, MonitorAnswer(_TEXT, b"expected GET\n")
-    if look is None:
-        return _UNAVAILABLE, MonitorAnswer(_TEXT, b"the event loop does not answer\n")
-    if path == "/metrics":
-        return _OK, metrics_of(look.samples)
-    reason = look.why_not_ready if path == "/readyz" else None
-    if reason is None:
-        return _OK, MonitorAnswer(_TEXT, b"ok\n")
-    return _UNAVAILABLE, MonitorAnswer(_TEXT, f"{reason}\n".encode())
+        status, answer = _NOT_FOUND, _line("expected /metrics, /livez or /readyz")
+    elif scope["method"] not in ("GET", "HEAD"):
+        status, answer, allowed = _NOT_ALLOWED, _line("expected GET"), [(b"allow", b"GET, HEAD")]
+    elif why_not_live is not None:
+        status, answer = _UNAVAILABLE, _line(why_not_live)
+    elif path == "/metrics":
+        status, answer = _OK, await metrics()
+    elif path == "/readyz" and why_not_ready is not None:
+        status, answer = _UNAVAILABLE, _line(why_not_ready)
+    else:
+        status, answer = _OK, _line("ok")
+    headers = [
+        (b"content-type", answer.media_type.encode()),
+        (b"content-length", str(len(answer.body)).encode()),
+        *allowed,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    content = b"" if scope["method"] == "HEAD" else answer.body
+    await send({"type": "http.response.body", "body": content})
+
+
+def _line(text: str) -> MonitorAnswer:
+    return MonitorAnswer(_TEXT, f"{text}\n".encode())
 
 
 _OK: Final = 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 from contextlib import asynccontextmanager, contextmanager
@@ -11,27 +10,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from chain_kernel.clients.http_server import HttpLimits
 from chain_kernel.errors import ConnectError
 from chain_kernel.text import reason_of
 from chainctl.output import talk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from concurrent.futures import Future
 
-    from chain_kernel.monitoring import Monitor, MonitoredPart, MonitorLook
-
-_log = logging.getLogger(__name__)
+    from chain_kernel.monitoring import Monitor, MonitoredPart
 
 STOP_SECONDS: Final = 2.0
 """How long the server may take to end: an answer under way is made at once."""
-
-_LIMITS: Final = HttpLimits(
-    connections_max=50,  # more than a few scrapers, and too few to take the engine's descriptors
-    head_bytes_max=16 * 1024,
-    connection_seconds=5.0,
-)
 
 _BACKLOG: Final = 64
 
@@ -108,34 +97,22 @@ def watched_beside(address: Address | None) -> Iterator[Watch]:
 
 @contextmanager
 def _served(address: Address | None, loop: asyncio.AbstractEventLoop | None) -> Iterator[Watch]:
-    """Serve in a thread, which looks at the parts from within `loop`, if there is one."""
     if address is None:
         yield Watch(None)
         return
-    from chain_kernel.clients.http_thread import Glance, ServerThread
     from chain_kernel.monitoring import Monitor
-
-    async def look() -> MonitorLook:
-        return monitor.look()
+    from chainctl.monitor_reporting import Reporting
 
     listening, monitor = listen("--http", address), Monitor()
     bound = Address(address.host, listening.getsockname()[1])
     talk(f"chainctl: metrics and health are served at http://{bound}")
-    take = look if loop is None else Glance(monitor.look, loop).take
-    thread = ServerThread(monitor.beside(take), _LIMITS)
-    thread.start()
+    reporting = Reporting(monitor, loop, listening)
+    reporting.start()
     try:
-        thread.serve(listening).add_done_callback(_log_failure)
         yield Watch(monitor)
     finally:
-        thread.end(STOP_SECONDS)
+        reporting.end()
         listening.close()
-
-
-def _log_failure(serving: Future[None]) -> None:
-    """Log why nothing is served any more. The command goes on without it."""
-    if not serving.cancelled() and (error := serving.exception()) is not None:
-        _log.error("metrics and health are no longer served: %s", reason_of(error))
 
 
 def listen(field: str, address: Address) -> socket.socket:

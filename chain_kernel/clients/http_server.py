@@ -5,7 +5,7 @@ has a Content-Length, or it is refused: where a request ends can then be seen in
 and no turn of the event loop decodes a thousand chunks. Each wait for a client has a deadline, and
 when there are too many connections the one that has waited for its client for longest is closed.
 
-`http_thread` serves in a thread of its own, apart from the loop that does the work.
+`--http` of the commands serves in a process of its own, the message service in a thread.
 """
 
 from __future__ import annotations

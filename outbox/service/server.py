@@ -21,7 +21,6 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from chain_kernel.clients.http_server import HttpLimits, connections_max
-from chain_kernel.clients.http_thread import Glance, ServerThread
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import ConnectError, OrderchainError, SettingError
 from chain_kernel.text import reason_of
@@ -34,6 +33,7 @@ from outbox.sender.check_back import CheckBack
 from outbox.sender.due_decisions import Answer
 from outbox.sender.relay import Relay
 from outbox.service.app import MessageApp
+from outbox.service.http_thread import Glance, ServerThread
 from outbox.service.message_api import MessageApi
 
 if TYPE_CHECKING:

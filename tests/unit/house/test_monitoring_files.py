@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chain_kernel.monitoring import READY
+from chain_kernel.monitoring import METRICS_AGE, READY
 from chain_verifier.spark import follow
 from chainctl.commands.verifier import seal
 from matcher_receiver import stats as receiver
@@ -30,7 +30,7 @@ OPERATIONS = ROOT / "docs/operations.md"
 
 PARTS = (sequencer, topic, receiver, relay, consumer, follow, seal)
 EXPORTED = [
-    READY, relay.WAITING, *acts.UNFINISHED_METRICS,
+    READY, METRICS_AGE, relay.WAITING, *acts.UNFINISHED_METRICS,
     *chain.from_iterable(part.METRICS for part in PARTS),
 ]  # fmt: skip
 SERIES = {

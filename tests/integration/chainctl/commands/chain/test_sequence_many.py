@@ -11,6 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.deadlines import Deadline
 from tests.integration.chainctl.order_topic import Topic
 
 if TYPE_CHECKING:
@@ -144,11 +145,13 @@ def test_metrics_of_all_chains_are_at_one_place(
     for topic in topics:
         topic.send(20)
         topic.until_taken(process)
-    with urlopen(f"{address}/metrics") as answer:  # noqa: S310 - ours
-        metrics = answer.read().decode()
-    for topic in topics:
-        assert f'chain="{topic.chain}"' in metrics
-        assert f'topic="{topic.name}"' in metrics
+    wanted = [f'{name}="{each}"' for topic in topics for name, each in
+              (("chain", topic.chain), ("topic", topic.name))]  # fmt: skip
+    bound, metrics = Deadline(), ""
+    while not all(each in metrics for each in wanted):  # they may be a second old
+        assert bound.left() > 0, metrics
+        with urlopen(f"{address}/metrics") as answer:  # noqa: S310 - ours
+            metrics = answer.read().decode()
     with urlopen(f"{address}/readyz") as answer:  # noqa: S310 - ours
         assert answer.read() == b"ok\n"
     process.send_signal(signal.SIGTERM)
