@@ -18,9 +18,11 @@ from msgspec.structs import astuple
 
 from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
+    UnreadableRecord,
     close_client,
     make_consumer,
     start_client,
+    started,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import connecting
@@ -237,6 +239,14 @@ class CallbackService:
             await self._session.fetch(SQL["postpone"], ids, [consumer] * len(ids), untils)
         self._counters.confirms += len(applied)
 
+    def pass_over(self, error: UnreadableRecord) -> None:
+        """Count a record that cannot be read; it is passed over, as one with bad content is.
+
+        What it confirms is asked for again; what it asks to check is left to a sweep.
+        """
+        self._counters.bad_records["unreadable"] += 1
+        _log.error("callback: %s; passed over", reason_of(error))
+
     async def caught_up(self, places: Mapping[tuple[str, int], int]) -> None:
         """Store until when (unix ns) partitions of confirm topics were taken in.
 
@@ -396,6 +406,7 @@ class CallbackIntake:
         self._kafka = KafkaConfig.of(config.kafka)
         self._service = service
         self._clock = clock or SystemClock()
+        self._topics = (config.check_topic, *config.confirm_topics)
         self._troubles = TopicTroubles()
 
     async def run(self) -> None:
@@ -403,11 +414,13 @@ class CallbackIntake:
         await endless("callback intake", self._follow, self._kafka)
 
     async def _follow(self) -> None:
+        if not await self._are_topics_there():
+            await asyncio.sleep(_METADATA_MS / 1000)
+            return
         consumer = make_consumer(
             self._kafka,
             "callback",
-            self._config.check_topic,
-            *self._config.confirm_topics,
+            *self._topics,
             group_id=self._config.name,
             auto_offset_reset="earliest",
             fetch_max_wait_ms=_FETCH_MS,
@@ -427,17 +440,34 @@ class CallbackIntake:
         finally:
             await close_client(consumer, _CLOSE_SECONDS)
 
+    async def _are_topics_there(self) -> bool:
+        """Look, and log those that are missing: a client would wait for them, and not say so."""
+        async with (
+            connecting(self._kafka, self._config.connect_seconds),
+            started(make_consumer(self._kafka, "callback-topics")) as look,
+        ):
+            known: set[str] = await look.topics()
+        self._troubles.look_at(self._topics, lambda topic: [0] if topic in known else None)
+        return known.issuperset(self._topics)
+
     async def _round(self, consumer: AIOKafkaConsumer) -> None:
         """Take in what is there; then say until when everything was taken in."""
         confirms = [
             at for at in consumer.assignment() if at.topic in set(self._config.confirm_topics)
         ]
-        topics = (self._config.check_topic, *self._config.confirm_topics)
-        self._troubles.look_at(topics, consumer.partitions_for_topic)
+        self._troubles.look_at(self._topics, consumer.partitions_for_topic)
         now_ns = self._clock.wall_ns()
         async with asyncio.timeout(self._config.call_seconds):
             ends = await consumer.end_offsets(confirms) if confirms else {}
-        fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+        try:
+            fetched = await consumer.getmany(timeout_ms=_FETCH_MS, max_records=_RECORDS_MAX)
+        except UnreadableRecord as error:
+            if error.missing is not None:
+                raise
+            self._service.pass_over(error)
+            consumer.seek(error.at, error.next_offset)
+            await consumer.commit()
+            return
         for at, records in fetched.items():
             take = (
                 self._service.take_checks

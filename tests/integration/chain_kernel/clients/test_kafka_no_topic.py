@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
+from unittest.mock import AsyncMock
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -11,6 +13,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from chain_kernel.errors import ConnectError, RetryError, TopicError
 from local_stack import KafkaServer
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
+from outbox.callback.callback_service import CallbackIntake, CallbackService
+from outbox.callback.config import CallbackConfig
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.record_source import DestinationRecords
 from outbox.sender.message_sender import MISSING, MessageSender
@@ -55,6 +59,21 @@ async def by_consumer(kafka: str, topic: str) -> None:
         await source.close()
 
 
+async def by_callback_service(kafka: str, topic: str) -> None:
+    confirms = f"{topic}-confirms"
+    config = CallbackConfig(
+        database="postgresql://unused", kafka=kafka, check_topic=topic, confirm_topics=(confirms,)
+    )
+    intake = CallbackIntake(config, AsyncMock(spec=CallbackService))
+    task = asyncio.ensure_future(intake.run())
+    while len(intake._troubles.reasons) < 2:
+        await intake._troubles.changed.wait()
+        intake._troubles.changed.clear()
+    task.cancel()
+    await asyncio.wait([task])
+    assert intake._troubles.reasons == {topic: MISSING, confirms: MISSING}
+
+
 async def by_relay(kafka: str, topic: str) -> None:
     sender = MessageSender(kafka, 5.0)
     try:
@@ -65,7 +84,9 @@ async def by_relay(kafka: str, topic: str) -> None:
     assert MISSING in str(trouble)
 
 
-@pytest.mark.parametrize("look", [by_intake, by_leader, by_receiver, by_consumer, by_relay])
+@pytest.mark.parametrize(
+    "look", [by_intake, by_leader, by_receiver, by_consumer, by_callback_service, by_relay]
+)
 async def test_topic_that_is_missing_stays_missing(
     kafka_to_break: KafkaServer, look: Callable[[str, str], Awaitable[None]]
 ) -> None:

@@ -26,7 +26,7 @@ from outbox.records import RETRYING, decode_checks, encode_confirms
 from outbox.roles import OUTBOX_CALLBACK, OUTBOX_RELAY
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
-from tests.builders.topics import make_topics
+from tests.builders.topics import damage_batch, make_topics
 
 from ..hand_clock import HandClock
 from ..service.service_client import client, endpoint, raw, service_config
@@ -307,6 +307,27 @@ async def test_message_that_is_parked_before_its_check_is_known_is_not_asked_abo
     await service.close()
     assert asked == [0, 1, 0]
     assert rig.calls.asked == [message_id]
+
+
+async def test_damaged_confirm_and_check_are_passed_over_and_the_rest_is_taken(
+    rig: Rig, sender: Sender, kafka_server: KafkaServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a damaged one would have confirmed is asked for again; nothing else waits for it."""
+    ids = [message_id for _ in range(3) for message_id in await rig.send(1)]
+    for message_id in ids:
+        await sender.confirm(rig.destination, message_id)
+    damage_batch(kafka_server, rig.check_topic, 1)
+    damage_batch(kafka_server, rig.destination.confirm_topic, 2)
+    async with rig.callback() as service:
+        await rig.until_stored(2, 2)
+        assert await rig.ask_after(service, DELAY) == 1
+    assert rig.calls.asked == [ids[2]]
+    assert service.stats().bad_records == {"unreadable": 2}
+    async with rig.callback() as service:
+        await rig.ask_after(service, 1)
+        assert service.stats().bad_records == {}, "they are not read again"
+    for topic, offset in ((rig.check_topic, 1), (rig.destination.confirm_topic, 2)):
+        assert f"record of topic {topic}, partition 0, offset {offset} cannot be" in caplog.text
 
 
 async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_for(
