@@ -18,6 +18,9 @@ from chain_kernel.errors import SettingError
 from chain_kernel.process import calm_collector
 from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import SummedLog
+from sequencer.intake.joint import JointConsumers
+from sequencer.intake.reader import TopicReader
+from sequencer.intake.topic import TopicIntake
 from sequencer.leadership import PostgresLease
 from sequencer.service import Sequencer
 from sequencer.stores.kafka import KafkaFrameSink
@@ -27,9 +30,10 @@ from sequencer.stores.session import CommitLine, NewestServer, SideSessions
 from sequencer.stores.shared_producer import SharedProducer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-    from sequencer.config import SequencerConfig
+    from sequencer.config import SequencerConfig, TopicIntakeConfig
+    from sequencer.intake.topic import TopicIntakeStats
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +58,8 @@ class SharedConnections(ClosedAtExit):
     beats of all chains are one statement each. A chain that waits for a lock of its row gives the
     connection back, and tries again. An error ends a connection for all that use it: each of them
     takes over again on the next, which costs an epoch. So no more than that happens when one of
-    them is fenced, or cancelled in mid-commit. Small frames of all go over one producer.
+    them is fenced, or cancelled in mid-commit. Small frames of all go over one producer, and a
+    consumer reads the topics of several.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class SharedConnections(ClosedAtExit):
         self._lease = SideSessions(first, "lease", whose, self._note)
         self._keys = SideSessions(first, "keys", whose, self._note)
         self._producer = SharedProducer(first, len(configs))
+        self._joint: JointConsumers | None = None
         self._turns = asyncio.Semaphore(TAKE_OVERS_AT_ONCE)
         self._line_of = dict(zip((each.chain_id for each in configs), cycle(self._lines)))
         self._outage = SummedLog(_log, logging.WARNING)
@@ -96,8 +102,22 @@ class SharedConnections(ClosedAtExit):
             turns=self._turns,
         )
 
+    def intake(
+        self,
+        config: TopicIntakeConfig,
+        sequencer: Sequencer,
+        *,
+        on_progress: Callable[[TopicIntakeStats], None] | None = None,
+    ) -> TopicIntake:
+        """Return a new intake of one of the chains; many of them read with one consumer."""
+        self._joint = self._joint or JointConsumers(config)
+        source = TopicReader(config, self._joint)
+        return TopicIntake(config, sequencer, source=source, on_progress=on_progress)
+
     async def close(self) -> None:
-        """Close the connections, once all sequencers are closed; never raises."""
+        """Close the connections, once all sequencers and intakes are closed; never raises."""
+        if self._joint is not None:
+            await self._joint.close()
         lines = (line.close() for line in self._lines)
         others = self._lease, self._keys, self._producer
         await asyncio.gather(*lines, *(each.close() for each in others))

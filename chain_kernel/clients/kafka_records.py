@@ -229,6 +229,10 @@ class _Fetcher(fetcher.Fetcher):  # type: ignore[misc] # aiokafka has no types
     this process: so it is its own code, with other names around it.
     """
 
+    def _set_error(self, tp: TopicPartition, error: Exception) -> None:
+        error.at = tp  # type: ignore[attr-defined] # for readers of many partitions
+        super()._set_error(tp, error)
+
     _proc_fetch_request = FunctionType(
         fetcher.Fetcher._proc_fetch_request.__code__,
         {

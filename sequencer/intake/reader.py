@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.ports import SourceRecord
     from sequencer.config import TopicIntakeConfig
+    from sequencer.intake.joint import JointConsumers, Share
 
 
 PROBE_EVERY_SECONDS: Final = 5.0
@@ -42,7 +43,7 @@ _FETCH_MS: Final = 2_000
 """How long the broker keeps a request for records that are not there yet: it answers at the first
 one. A thousand quiet intakes ask 500 times a second; what else they ask waits no longer."""
 
-_CLOSE_SECONDS: Final = 2.0
+CLOSE_SECONDS: Final = 2.0
 """With the broker away, the client's own stop waits forever."""
 
 
@@ -74,7 +75,7 @@ async def refused_topics(configs: Sequence[TopicIntakeConfig]) -> dict[str, Topi
         # The broker has answered before: what it fails to say now takes nothing from that.
         with suppress(ConnectError, RetryError):
             found |= await _described(configs[0], missing)
-    return {name: error for name in names if (error := _refusal(found[name])) is not None}
+    return {name: error for name in names if (error := refusal_of(found[name])) is not None}
 
 
 async def _described(
@@ -85,11 +86,11 @@ async def _described(
     request_ms = int(config.request_seconds * 1_000)
     async with connecting(kafka, config.connect_seconds, doing=f"read topic {names[0]}"):
         admin = make_admin(kafka, f"intake-{names[0]}", request_timeout_ms=request_ms)
-        async with started(admin, _CLOSE_SECONDS):
+        async with started(admin, CLOSE_SECONDS):
             return await describe_topics(admin, kafka, names)
 
 
-def _refusal(topic: TopicDescription) -> TopicError | None:
+def refusal_of(topic: TopicDescription) -> TopicError | None:
     """Return a TopicError if orders might vanish unread."""
     if not topic.is_there:
         return TopicError("topic", topic.name, "a topic that exists")
@@ -99,6 +100,23 @@ def _refusal(topic: TopicDescription) -> TopicError | None:
     return None
 
 
+def orders_consumer(
+    config: TopicIntakeConfig, kafka: KafkaConfig, role: str, wait_ms: int
+) -> AIOKafkaConsumer:
+    """Return a consumer, not started; a broker keeps its requests for up to `wait_ms`."""
+    return make_consumer(
+        kafka,
+        role,
+        # Records of an aborted transaction are not orders.
+        isolation_level="read_committed",
+        max_partition_fetch_bytes=config.fetch_bytes,
+        fetch_max_bytes=max(config.fetch_bytes, 8 * 2**20),
+        metadata_max_age_ms=_METADATA_AGE_MS,
+        fetch_max_wait_ms=min(wait_ms, int(config.request_seconds * 500)),
+        request_timeout_ms=int(config.request_seconds * 1_000),
+    )
+
+
 class TopicReader:
     """Implements `chain_kernel.ports.RecordSource` over aiokafka.
 
@@ -106,12 +124,14 @@ class TopicReader:
     partition fails, the client has already moved past records of others that it never returned.
     """
 
-    def __init__(self, config: TopicIntakeConfig) -> None:
+    def __init__(self, config: TopicIntakeConfig, joint: JointConsumers | None = None) -> None:
+        """Read with a share of `joint`, if it is given; else with a consumer of its own."""
         self._config = config
+        self._joint = joint if joint is not None and joint.serves(config) else None
         self._kafka = KafkaConfig.of(config.kafka)
         self._role = f"intake-{config.topic}"
         self._doing = f"read topic {config.topic}"
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: AIOKafkaConsumer | Share | None = None
         self._partitions: list[TopicPartition] = []
         self._offsets: dict[TopicPartition, int] = {}
         self._next_turn = 0
@@ -120,6 +140,10 @@ class TopicReader:
     async def open(self) -> dict[int, tuple[int, int]]:
         """Connect and check the topic; see `chain_kernel.ports.RecordSource.open`."""
         await self.close()
+        if self._joint is not None:
+            bounds = await self._joint.bounds(self._config.topic)
+            self._partitions = list(bounds)
+            return {at.partition: bounds[at] for at in self._partitions}
         try:
             async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
                 count = await self._check_topic()
@@ -134,8 +158,11 @@ class TopicReader:
 
     async def seek(self, offsets: Mapping[int, int]) -> None:
         """Go to `offsets`; see `chain_kernel.ports.RecordSource.seek`."""
-        consumer = self._running()
         self._offsets = {at: offsets[at.partition] for at in self._partitions}
+        if self._joint is not None:
+            self._consumer = self._joint.join(self._config.topic, self._offsets)
+            return
+        consumer = self._running()
         # Not before: the client would look for the offset of a group, and fail.
         consumer.assign(self._partitions)
         for at, offset in self._offsets.items():
@@ -162,8 +189,10 @@ class TopicReader:
     async def close(self) -> None:
         """Close the client; see `chain_kernel.ports.RecordSource.close`."""
         consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            await close_client(consumer, _CLOSE_SECONDS)
+        if self._joint is not None and consumer is not None:
+            consumer.leave()
+        elif consumer is not None:
+            await close_client(consumer, CLOSE_SECONDS)
 
     async def _drain(
         self, consumer: AIOKafkaConsumer, at_most: int, timeout_seconds: float
@@ -228,7 +257,7 @@ class TopicReader:
     async def _probe(self, consumer: AIOKafkaConsumer) -> None:
         """Ask a broker that is silent for a while whether it is there, with its log not shorter."""
         now = asyncio.get_running_loop().time()
-        if now < self._next_probe:
+        if now < self._next_probe or self._joint is not None:  # which probes for all
             return
         self._next_probe = now + PROBE_EVERY_SECONDS
         async with asyncio.timeout(self._config.request_seconds):
@@ -238,29 +267,20 @@ class TopicReader:
                 raise RetryError(f"{at.topic}: partition {at.partition} ends at {ends[at]} now")
 
     async def _start_consumer(self, count: int) -> None:
-        config = self._config
-        self._consumer = consumer = make_consumer(
-            self._kafka,
-            self._role,
-            # Records of an aborted transaction are not orders.
-            isolation_level="read_committed",
-            max_partition_fetch_bytes=config.fetch_bytes,
-            fetch_max_bytes=max(config.fetch_bytes, 8 * 2**20),
-            metadata_max_age_ms=_METADATA_AGE_MS,
-            fetch_max_wait_ms=min(_FETCH_MS, int(config.request_seconds * 500)),
-            request_timeout_ms=int(config.request_seconds * 1_000),
+        self._consumer = consumer = orders_consumer(
+            self._config, self._kafka, self._role, _FETCH_MS
         )
         await start_client(consumer)
-        self._partitions = [TopicPartition(config.topic, number) for number in range(count)]
+        self._partitions = [TopicPartition(self._config.topic, number) for number in range(count)]
         self._next_probe = 0.0
 
     async def _check_topic(self) -> int:
         """Return the number of partitions. Raises TopicError if orders might vanish unread."""
         request_ms = int(self._config.request_seconds * 1_000)
         admin = make_admin(self._kafka, self._role, request_timeout_ms=request_ms)
-        async with started(admin, _CLOSE_SECONDS):
+        async with started(admin, CLOSE_SECONDS):
             topic = await describe_topic(admin, self._kafka, self._config.topic)
-        if refusal := _refusal(topic):
+        if refusal := refusal_of(topic):
             raise refusal
         return topic.partitions
 

@@ -176,7 +176,9 @@ IN_FLIGHT: Final = 3
 waits, so that the sequencer never waits for the topic. More would only hold memory."""
 
 _WAIT_SECONDS: Final = 0.5
-"""How long one request for records may take; meanwhile nothing else is checked."""
+_IDLE_SECONDS: Final = 2.0
+"""How long one request for records may take, with and without orders in flight; meanwhile nothing
+else is checked."""
 
 _RETRY_SECONDS: Final = 0.2
 _RETRY_SECONDS_MAX: Final = 5.0
@@ -393,7 +395,8 @@ class TopicIntake:
         while len(self._in_flight) >= IN_FLIGHT:
             await self._settle_next()
         at_most = min(self._config.batch_rows, self._sequencer.batch_rows_max)
-        found = await self._source.records(at_most, _WAIT_SECONDS)
+        wait = _WAIT_SECONDS if self._in_flight else _IDLE_SECONDS
+        found = await self._source.records(at_most, wait)
         portion: list[_HandedRecords] = []
         if found:
             # Before the first await: what is cancelled in between is settled too.

@@ -37,7 +37,13 @@ if TYPE_CHECKING:
     from chain_kernel.monitoring import MonitoredPart, Sample
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
-    from sequencer import Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig
+    from sequencer import (
+        Sequencer,
+        SequencerConfig,
+        SharedConnections,
+        TopicIntake,
+        TopicIntakeConfig,
+    )
 
 _log: Final = logging.getLogger(__name__)
 
@@ -92,12 +98,12 @@ class TopicIntakeRun:
         self,
         config: SequencerConfig,
         topic: TopicIntakeConfig,
-        opened: Callable[[SequencerConfig], Sequencer] | None = None,
+        shared: SharedConnections | None = None,
     ) -> None:
-        """`opened` returns the sequencer; by default one with connections of its own."""
+        """`shared`: the connections of many; by default it has its own."""
         self.config = config
         self.topic = topic
-        self._opened = opened
+        self._shared = shared
         self._sequencer: Sequencer | None = None
         self._intake: TopicIntake | None = None
         self._parts: tuple[MonitoredPart, ...] = ()
@@ -147,7 +153,8 @@ class TopicIntakeRun:
         """Do as `run`, between the check of the topic and the request to step down, once."""
         from sequencer import TopicIntake, open_sequencer
 
-        opened = (self._opened or open_sequencer)(self.config)
+        shared = self._shared
+        opened = open_sequencer(self.config) if shared is None else shared.sequencer(self.config)
         self._parts = (opened,)
         async with under_way(opened) as sequencer:
             epoch = sequencer.stats().epoch
@@ -155,7 +162,7 @@ class TopicIntakeRun:
             on_leading(f"leads chain {self.config.chain_id}, epoch {epoch}")
             self._stopwatch = Stopwatch()
             self._sequencer = sequencer
-            self._intake = TopicIntake(
+            self._intake = (TopicIntake if shared is None else shared.intake)(
                 self.topic,
                 sequencer,
                 on_progress=lambda stats: on_progress(
@@ -195,7 +202,7 @@ class ManyTopicsRun:
         configs = [config for config, _ in chains]
         bound = {} if connections is None else {"connections": connections}
         self._shared = SharedConnections(configs, **bound)
-        self._runs = [TopicIntakeRun(*each, self._shared.sequencer) for each in chains]
+        self._runs = [TopicIntakeRun(*each, self._shared) for each in chains]
         self._records: dict[int, int] = {}
         self._failure: Exception | None = None
         self._failed = SummedLog(_log, logging.ERROR)

@@ -14,7 +14,9 @@ from aiokafka.structs import TopicPartition
 
 from chain_kernel.errors import IntakeLost, TopicError
 from chain_kernel.model import is_linked
-from sequencer import SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
+from sequencer import Sequencer, SequencerConfig, TopicIntake, TopicIntakeConfig, open_sequencer
+from sequencer.intake.joint import JointConsumers
+from sequencer.intake.reader import TopicReader
 from tests.builders.created_chain import Chain
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
@@ -30,6 +32,11 @@ class Topic:
         self.kafka = kafka
         self.name = name
         self.end: dict[int, int] = {}
+        self.joint: JointConsumers | None = None
+
+    def intake(self, config: TopicIntakeConfig, sequencer: Sequencer) -> TopicIntake:
+        """Return an intake, which reads as the fixture says."""
+        return TopicIntake(config, sequencer, source=TopicReader(config, self.joint))
 
     async def add(self, records: Sequence[Record], **settings: Any) -> None:
         """Append records, those of a partition in their order."""
@@ -69,12 +76,16 @@ async def chain(make_chain: MakeChain) -> Chain:
     return await make_chain(batch_rows_max=500)
 
 
-@pytest.fixture
-async def topic(chain: Chain) -> Topic:
+@pytest.fixture(params=["alone", "with others"])
+async def topic(request: pytest.FixtureRequest, chain: Chain) -> AsyncIterator[Topic]:
     assert isinstance(chain.config.kafka, str)
     topic = Topic(chain.config.kafka, f"in.{chain.topic}")
     await topic.create(3, max_message_bytes=str(2**21))
-    return topic
+    if request.param != "alone":
+        topic.joint = JointConsumers(config_of(topic))
+    yield topic
+    if topic.joint is not None:
+        await topic.joint.close()
 
 
 def config_of(topic: Topic, **settings: Any) -> TopicIntakeConfig:
@@ -86,7 +97,7 @@ async def taking(
     chain: Chain, topic: Topic, config: SequencerConfig | None = None, **settings: Any
 ) -> AsyncIterator[TopicIntake]:
     async with open_sequencer(config or chain.config) as sequencer:
-        intake = TopicIntake(config_of(topic, **settings), sequencer)
+        intake = topic.intake(config_of(topic, **settings), sequencer)
         running = asyncio.create_task(intake.run())
         try:
             yield intake
@@ -165,7 +176,7 @@ async def test_new_intake_of_an_open_sequencer_begins_where_an_operator_has_move
     await topic.add([(0, b"k%d" % number, b"x") for number in range(3)])
     async with open_sequencer(chain.config) as sequencer:
         for keys in ((b"passed over", b"k3"), (b"k4",)):
-            intake = TopicIntake(config_of(topic), sequencer)
+            intake = topic.intake(config_of(topic), sequencer)
             running = asyncio.create_task(intake.run())
             await until_taken(chain, topic)
             intake.stop()
@@ -223,7 +234,7 @@ async def test_topic_made_anew_under_the_same_name_stops_the_intake(
                 break
     async with open_sequencer(chain.config) as sequencer:
         with pytest.raises(IntakeLost, match=message):
-            await TopicIntake(config_of(topic), sequencer).run()
+            await topic.intake(config_of(topic), sequencer).run()
     assert len(await chain.rows()) == 5
 
 
@@ -233,6 +244,6 @@ async def test_topic_that_is_missing_or_compacted_is_refused(chain: Chain, topic
     await compacted.create(1, cleanup_policy="compact")
     async with open_sequencer(chain.config) as sequencer:
         with pytest.raises(TopicError, match="a topic that exists"):
-            await TopicIntake(config_of(missing), sequencer).run()
+            await topic.intake(config_of(missing), sequencer).run()
         with pytest.raises(TopicError, match=r"cleanup\.policy"):
-            await TopicIntake(config_of(compacted), sequencer).run()
+            await topic.intake(config_of(compacted), sequencer).run()
