@@ -40,7 +40,7 @@ _ROLE: Final = "intake"
 
 _PARTITIONS_MAX: Final = 32
 """Partitions that share a consumer. Each answer has an entry for every one of them, so more make
-each order dearer; fewer make more requests."""
+each order more expensive; fewer make more requests."""
 
 _FETCH_MS: Final = 500
 """How long the broker keeps a request for records that are not there yet. Another reader that joins
@@ -311,7 +311,7 @@ class _Joint:
         self._consumer.pause(*full)
 
     def _fail(self, error: Exception, at: TopicPartition | None) -> None:
-        """Let the reader of a partition meet `error`; all where nobody knows whose it is."""
+        """Let the reader of a partition meet `error`; all where its partition is not known."""
         for share in self._shares:
             if at is None or at in share.places:
                 share.fail(RetryError(reason_of(error)) if at is None else error)
