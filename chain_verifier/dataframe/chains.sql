@@ -5,7 +5,7 @@ SELECT version, upgrade_to FROM public.schema_version;
 
 -- chains: the heads of the chains $1, or of all where it is NULL, and where rows begin that are not
 -- archived
-SELECT h.chain_id, h.last_id,
+SELECT h.chain_id, h.last_id AS head_id,
        coalesce((SELECT max(a.last_id) FROM public.chain_batch a
                   WHERE a.chain_id = h.chain_id AND a.prev_last_id IS NULL), 0) AS boundary_id
   FROM public.chain_head h
@@ -27,9 +27,12 @@ SELECT chain_id, max(last_id) AS until_id, sum(row_count)::bigint AS rows
 
 -- batch_ends: the batches of a chain that hold rows after $2 up to $3; with its head, which also
 -- comes without a batch
-SELECT h.last_id AS head_id, b.last_id, b.epoch
+SELECT h.chain_id, h.last_id AS head_id, b.last_id, b.epoch
   FROM public.chain_head h
   LEFT JOIN public.chain_batch b
          ON b.chain_id = h.chain_id AND b.last_id > $2 AND b.first_id <= $3 AND b.row_count > 0
  WHERE h.chain_id = $1
  ORDER BY b.last_id;
+
+-- server: which server answers, of several
+SELECT concat_ws(':', host(pg_catalog.inet_server_addr()), current_setting('port')) AS server;

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
 from chain_kernel.clients.session import Session
-from chain_kernel.errors import ChainMissing, RowsArchived, RowsMissing
+from chain_kernel.errors import ChainMissing, RetryError, RowsArchived, RowsMissing
 from chain_kernel.sql import AUDITOR, load_sql, require_version
 from chain_verifier.database_facts import SQL, filled, page_ranges
 from chain_verifier.dataframe.columns import batch_facts, rows_of, within
@@ -16,7 +17,7 @@ from chain_verifier.runner import Runner
 from chain_verifier.server import verifier_session_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -27,6 +28,11 @@ _SQL: Final = load_sql("chain_verifier.dataframe", "chains.sql")
 _BYTES: Final = 4 * 2**20
 _PAGES: Final = 256
 """Stored bytes, and pages, per round trip."""
+
+_LAG_SECONDS: Final = 60.0
+"""How long a server that lags is waited for: a stop of the query waits as long."""
+
+_PAUSE_SECONDS: Final = 0.25
 
 
 class PageRange(Struct, frozen=True, tag=True):
@@ -53,34 +59,62 @@ class ChainHeads:
     def __init__(self, options: ChainOptions) -> None:
         self._options = options
 
-    def extents(self) -> dict[int, Extent]:
+    def extents(self, known: Container[int] = ()) -> dict[int, Extent]:
         """Return the rows of each chain: after `start`, or else what is archived, up to `until`.
 
-        One whose head is at or below `start` has none. Raises ChainMissing, SchemaError,
-        ConnectError.
+        One whose head is at or below `start` has none. Raises SchemaError, ConnectError, and
+        ChainMissing but for `known` chains, which a server that lags does not have yet.
         """
         with Reading(self._options.url) as reading:
-            return {chain["chain_id"]: self._extent(chain) for chain in self._chains(reading)}
+            return {n: self._extent(head) for n, head in self._heads(reading, known).items()}
 
-    def _extent(self, chain: Any) -> Extent:  # noqa: ANN401 - a record
-        first = self._options.start or chain["boundary_id"]
-        return Extent(first, max(first, min(self._options.until, chain["last_id"])))
+    def _extent(self, head: Any) -> Extent:  # noqa: ANN401 - a record
+        first = self._options.start or head["boundary_id"]
+        return Extent(first, max(first, min(self._options.until, head["head_id"])))
 
-    def ranges(
-        self, offsets: tuple[Mapping[int, int], Mapping[int, int]] | None = None
+    def ranges(self) -> list[PageRange]:
+        """Return what is read now: all rows. Raises as `extents`."""
+        start, until = self._options.start, self._options.until
+        with Reading(self._options.url) as reading:
+            heads = self._heads(reading)
+            asked = {
+                number: (max(start, head["boundary_id"]), min(until, head["head_id"]))
+                for number, head in heads.items()
+            }
+            return self._planned(reading, heads, asked)
+
+    def between(self, start: Mapping[int, int], end: Mapping[int, int]) -> list[PageRange]:
+        """Return what is read between two offsets of a stream, once the server has it.
+
+        A batch may be planned again, after a crash: its offsets alone count. A chain that was
+        created since has no end here: its rows are of a later batch. Raises RowsArchived where rows
+        between the offsets were archived, RetryError where the server lags for too long.
+        """
+        asked = {
+            number: (start.get(number, self._options.start), last)
+            for number, last in end.items()
+            if self._options.chains is None or number in self._options.chains
+        }
+        asked = {number: ends for number, ends in asked.items() if ends[0] < ends[1]}
+        if not asked:
+            return []
+        with Reading(self._options.url) as reading:
+            reading.require_version()
+            wanted = {number: last for number, (_, last) in asked.items()}
+            found = reading.reached(wanted, _SQL["chains"], list(wanted))
+            heads = {head["chain_id"]: head for head in found}
+            for number, (first, last) in asked.items():
+                if first < min(boundary_id := heads[number]["boundary_id"], last):
+                    raise RowsArchived(number, first, boundary_id)
+            return self._planned(reading, heads, asked)
+
+    def _planned(
+        self, reading: Reading, heads: Mapping[int, Any], ends: Mapping[int, tuple[int, int]]
     ) -> list[PageRange]:
-        """Return what is read: all rows, or those between two offsets of a stream.
-
-        Raises as `extents`; RowsArchived where rows between the offsets were archived.
-        """
-        with Reading(self._options.url) as reading:
-            heads = {chain["chain_id"]: chain for chain in self._chains(reading)}
-            bounds = {number: self._bounds(chain, offsets) for number, chain in heads.items()}
-            asked = [(number, *ends) for number, ends in bounds.items() if ends[0] < ends[1]]
-            columns = [[each[i] for each in asked] for i in range(3)]
-            parts = reading.fetch(_SQL["parts"], *columns, self._options.partition_rows)
+        asked = [(n, first, last) for n, (first, last) in ends.items() if first < last]
+        columns = [[each[i] for each in asked] for i in range(3)]
         of_chain: dict[int, list[Any]] = {number: [] for number, _, _ in asked}
-        for part in parts:
+        for part in reading.fetch(_SQL["parts"], *columns, self._options.partition_rows):
             of_chain[part["chain_id"]].append(part)
         return [
             each
@@ -88,42 +122,24 @@ class ChainHeads:
             for each in _cut(heads[number], of_chain[number], first, last)
         ]
 
-    def _bounds(
-        self,
-        chain: Any,  # noqa: ANN401 - a record
-        offsets: tuple[Mapping[int, int], Mapping[int, int]] | None,
-    ) -> tuple[int, int]:
-        number, boundary_id = chain["chain_id"], chain["boundary_id"]
-        if offsets is None:
-            return max(self._options.start, boundary_id), min(self._options.until, chain["last_id"])
-        # A batch of a stream may be planned again, after a crash: its offsets alone count.
-        # A chain that was created since has no end here: its rows are of a later batch.
-        start, end = offsets
-        first, last = start.get(number, self._options.start), end.get(number, 0)
-        if first < min(boundary_id, last):
-            raise RowsArchived(number, first, boundary_id)
-        return first, last
-
-    def _chains(self, reading: Reading) -> list[Any]:
-        versions = reading.fetch(_SQL["version"])
-        require_version(versions[0] if versions else None)
+    def _heads(self, reading: Reading, known: Container[int] = ()) -> dict[int, Any]:
+        reading.require_version()
         asked = self._options.chains
         found = reading.fetch(_SQL["chains"], None if asked is None else list(asked))
-        missing = set(asked or ()) - {chain["chain_id"] for chain in found}
+        heads = {head["chain_id"]: head for head in found}
+        missing = [n for n in asked or () if n not in heads and n not in known]
         if missing:
             raise ChainMissing(min(missing))
-        return found
+        return heads
 
 
-def _cut(chain: Any, parts: Sequence[Any], first: int, last: int) -> list[PageRange]:  # noqa: ANN401
+def _cut(head: Any, parts: Sequence[Any], first: int, last: int) -> list[PageRange]:  # noqa: ANN401
     """Return the ranges of rows after `first` up to `last`: one for each of the `parts`."""
     ranges = page_ranges((part["until_id"] for part in parts[:-1]), first, last)
     rows = sum(part["rows"] for part in parts) // len(ranges)
-    # The last row may be within a page; all other ends are those of batches. This server may lag,
-    # and the one that a task reads not.
-    head = max(chain["last_id"], last)
+    # The last row may be within a page; all other ends are those of batches.
     return [
-        PageRange(chain["chain_id"], max(a, first), u, head if u == last else u, rows)
+        PageRange(head["chain_id"], max(a, first), u, head["head_id"] if u == last else u, rows)
         for a, u in ranges
     ]
 
@@ -142,21 +158,47 @@ class Reading:
         self._runner.run(self._session.close())
         self._runner.close()
 
+    def require_version(self) -> None:
+        """Raise SchemaError where the schema is missing, or of another version."""
+        versions = self.fetch(_SQL["version"])
+        require_version(versions[0] if versions else None)
+
     def fetch(self, statement: str, *values: object) -> list[Any]:
         """Return the rows of a statement. Raises what `Session.fetch` raises."""
         return self._runner.run(self._session.fetch(statement, *values))
+
+    def reached(self, ends: Mapping[int, int], statement: str, *values: object) -> list[Any]:
+        """Return the rows of a statement with `chain_id` and `head_id`, once heads are at `ends`.
+
+        A server may lag behind the one that was read before: a standby, or any after a fail-over.
+        Raises RetryError where it still does after `_LAG_SECONDS`.
+        """
+        until = time.monotonic() + _LAG_SECONDS
+        while True:
+            found = self.fetch(statement, *values)
+            heads = {each["chain_id"]: each["head_id"] for each in found}
+            for number, end_id in ends.items():
+                if (head_id := heads.get(number, 0)) < end_id:
+                    break
+            else:
+                return found
+            if time.monotonic() >= until:
+                server = self.fetch(_SQL["server"])[0]["server"]
+                raise RetryError(
+                    f"chain {number}: the server {server} lags: its head is {head_id}, "
+                    f"expected {end_id} or more"
+                )
+            time.sleep(_PAUSE_SECONDS)
 
     def batches(self, asked: PageRange) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range in their order, a page at a time.
 
         Raises RowsArchived for rows that were archived since the range was planned, RowsMissing
-        where pages end before it does, or the server lags.
+        where pages end before it does, RetryError where the server lags for too long.
         """
         number, at_id = asked.chain_id, asked.after_id
-        found = self.fetch(_SQL["batch_ends"], number, asked.after_id, asked.until_id)
-        # A server that lags may answer instead: its head is of the same snapshot.
-        if not found or found[0]["head_id"] < asked.until_id:
-            raise RowsMissing(number, asked.after_id, asked.until_id)
+        bounds = (number, at_id, asked.until_id)
+        found = self.reached({number: asked.until_id}, _SQL["batch_ends"], *bounds)
         batches = [batch for batch in found if batch["last_id"] is not None]
         ends = np.array([batch["last_id"] for batch in batches], np.int64)
         epochs = np.array([batch["epoch"] for batch in batches], np.int64)

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from chain_kernel.errors import RetryError, SettingError
+from chain_kernel.errors import SettingError
 from chain_verifier.dataframe.archive_rows import PartRange, part_ranges, read_part
 from chain_verifier.dataframe.columns import SCHEMA
 from chain_verifier.dataframe.database_rows import ChainHeads, PageRange, read_pages
@@ -120,18 +120,21 @@ class ChainStreamReader(DataSourceStreamReader):
         return {}
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where the chains end now, and where they begin; never less than before."""
-        extents = ChainHeads(self._options).extents()
+        """Return where the chains end now, and where they begin; never less than before.
+
+        After a restart Spark first asks `partitions` for what it logged last, from there to there.
+        """
+        extents = ChainHeads(self._options).extents(set(_numbered(self._ends)))
         _raise_to(self._ends, {str(number): rows.until_id for number, rows in extents.items()})
         _raise_to(self._begins, {str(number): rows.after_id for number, rows in extents.items()})
         return self._ends | {_BEGINS: dict(self._begins)}
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[Any]:
         """Return the ranges of pages between two offsets; a chain that is not in `start` begins
-        where `end` says.
+        where `end` says. Waits for a server that lags.
 
         Raises RowsArchived where rows between them were archived: a stream never steps over rows.
-        Raises RetryError where `end` is before `start`: the batch after it would repeat rows.
+        Raises RetryError for a server that lags for too long.
         """
         after, until = (
             {number: last for number, last in offset.items() if number != _BEGINS}
@@ -140,21 +143,8 @@ class ChainStreamReader(DataSourceStreamReader):
         for offset, ends in ((start, after), (end, until)):
             _raise_to(self._ends, ends)
             _raise_to(self._begins, offset.get(_BEGINS, {}))
-        self._require_forward(after, until)
         offsets = _numbered(end.get(_BEGINS, {}) | after), _numbered(until)
-        return _packed(ChainHeads(self._options).ranges(offsets), self._options.partition_rows)
-
-    def _require_forward(self, after: Mapping[str, int], until: Mapping[str, int]) -> None:
-        """Only the first offset of a process can be too low: it does not know the one before."""
-        asked = self._options.chains
-        for number, first in _numbered(after).items():
-            last = until.get(str(number), 0)
-            if last < first and (asked is None or number in asked):
-                raise RetryError(
-                    f"chain {number}: the batch ends at {last}, before its start {first}: the "
-                    "server lagged, or `until` is lower now. Remove the newest file of `offsets` "
-                    "in the checkpoint, and start the query again"
-                )
+        return _packed(ChainHeads(self._options).between(*offsets), self._options.partition_rows)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a Ranges
         """Yield the rows of one partition in the order of their chains and ids."""

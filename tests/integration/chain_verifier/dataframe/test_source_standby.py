@@ -1,0 +1,110 @@
+"""A stream that goes on at a real standby whose replay is paused: it waits, and repeats nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+from pyspark.errors import PySparkException
+
+import orderchain.spark
+from chain_kernel.sql import AUDITOR
+from local_stack.postgres import SUPERUSER
+from tests.builders.standbys import standby_of
+from tests.builders.stored_chain import StoredChain
+from tests.deadlines import deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from local_stack import PostgresServer
+
+    Write = Callable[[DataFrame, int], None]
+
+_POLLS = """
+SELECT pid, query_start FROM pg_stat_activity
+ WHERE application_name = 'chain_verifier' AND query LIKE '%ORDER BY h.chain_id%'
+"""
+
+
+async def paused_at(look: asyncpg.Connection, last_id: int) -> None:
+    async with deadline():
+        while await look.fetchval("SELECT last_id FROM chain_head WHERE chain_id = 7") != last_id:
+            pass
+        await look.execute("SELECT pg_wal_replay_pause()")
+        while await look.fetchval("SELECT pg_get_wal_replay_pause_state()") != "paused":
+            pass
+
+
+async def polled(look: asyncpg.Connection, query: StreamingQuery) -> None:
+    """Return once one session of the stream has asked this server for heads again and again."""
+    seen: dict[int, set[datetime]] = {}
+    async with deadline():
+        # One statement is parsed, bound and executed: three starts.
+        while not any(len(starts) > 9 for starts in seen.values()):
+            for pid, start in await look.fetch(_POLLS):
+                seen.setdefault(pid, set()).add(start)
+            assert query.exception() is None
+
+
+async def test_stream_waits_for_a_standby_that_lags_with_the_checkpoint_as_it_is(
+    spark: SparkSession, postgres_server: PostgresServer, database: str, database_name: str,
+    server_folder: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    orderchain.spark.register(spark)
+    ids: list[int] = []
+
+    def keep(rows: DataFrame, batch: int) -> None:
+        del batch
+        ids.extend(row["id"] for row in rows.orderBy("id").collect())
+
+    def fail(rows: DataFrame, batch: int) -> None:
+        raise RuntimeError(f"batch {batch} of {rows.count()}")
+
+    def begin(server: PostgresServer, write: Write) -> StreamingQuery:
+        url = server.dsn(AUDITOR, database_name)
+        stream = spark.readStream.format("orderchain").option("url", url).load("7")
+        writer = stream.writeStream.foreachBatch(write).trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    async def end(query: StreamingQuery) -> None:
+        await asyncio.to_thread(query.awaitTermination)
+
+    primary = await asyncpg.connect(database)
+    stored = await StoredChain.create(primary, 7)
+    await stored.commit(10)
+    standby = await asyncio.to_thread(standby_of, postgres_server, server_folder / "standby")
+    with standby:
+        look = await asyncpg.connect(standby.dsn(SUPERUSER, database_name))
+        await paused_at(look, stored.chain.ids[-1])
+        await stored.commit(10)
+        with pytest.raises(PySparkException, match="batch 0 of 20"):
+            await end(begin(postgres_server, fail))
+
+        # The batch that failed is planned again, at a server that has only half of it.
+        query = begin(standby, keep)
+        await polled(look, query)
+        await look.execute("SELECT pg_wal_replay_resume()")
+        await end(query)
+        assert ids == stored.chain.ids
+
+        # What is committed is not read again at a server that has less.
+        await paused_at(look, stored.chain.ids[-1])
+        await stored.commit(10)
+        await end(begin(postgres_server, keep))
+        await end(begin(standby, keep))
+        assert ids == stored.chain.ids
+        await look.execute("SELECT pg_wal_replay_resume()")
+        await stored.commit(10)
+        await paused_at(look, stored.chain.ids[-1])
+        await end(begin(standby, keep))
+        assert ids == stored.chain.ids
+        await look.close()
+    await primary.close()
