@@ -159,6 +159,14 @@ _LAST_RECORDS_SECONDS_MAX: Final = 5.0
 """How long to wait for the broker, as a share of the lease and at most: callers wait as long."""
 
 
+_STARVED: Final = (
+    "this process gets too little of the machine: its event loop was {:.1f} s late, and so are its "
+    "orders (orderchain_sequencer_loop_delay_seconds)"
+)
+_starved = SummedLog(_log, logging.WARNING)
+"""For all chains of the process together."""
+
+
 class Leadership:
     """Holds the term of this process, from the first take-over to the hand-over."""
 
@@ -208,6 +216,9 @@ class Leadership:
         due_ns = self._clock.monotonic_ns() + int(seconds * 1e9)
         await asyncio.sleep(seconds)
         self._late_ns = max(0, self._clock.monotonic_ns() - due_ns)
+        late = self.loop_delay_seconds
+        if late * _BEATS_PER_LEASE >= self._tuning.lease_seconds:
+            _starved.add("", 1, lambda _: _STARVED.format(late))
 
     async def acquire(self, turn: AsyncExitStack) -> Term:
         """Become the leader once no other process leads; `turn` then holds one of the turns.

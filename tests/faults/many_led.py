@@ -12,9 +12,10 @@ import contextlib
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -52,26 +53,35 @@ class Report(msgspec.Struct, frozen=True):
     memory_mb: tuple[int, ...]
     cpu: tuple[float, ...]
     """CPU seconds of each process per second."""
+    cpu_of_servers: tuple[float, ...]
+    """The same of Kafka and of PostgreSQL."""
+    machine: float
+    """Processes that wanted a core, on average over the last minute, ours among them."""
 
     def __str__(self) -> str:
         return (
             f"{self.seconds:5.0f} s: {self.led} led, {self.rises} new epochs, {self.delivered} "
             f"delivered, p50 {self.p50_ms:.0f} ms, p99 {self.p99_ms:.0f} ms, memory "
-            f"{self.memory_mb} MB, cpu {self.cpu}"
+            f"{self.memory_mb} MB, cpu {self.cpu}, of "
+            f"Kafka and PostgreSQL {self.cpu_of_servers}, load {self.machine:.1f}"
         )
 
 
 class Fleet:
     """The chains, the processes that lead them, and the orders."""
 
-    def __init__(self, database: str, writer: str, kafka: str, chains: int, lease: float) -> None:
+    def __init__(
+        self, database: str, writer: str, kafka: str, chains: int, lease: float, directory: Path
+    ) -> None:
         self._database, self._writer, self._kafka = database, writer, kafka
+        self._directory = directory
         self.chains = chains
         self._lease = lease
         self.processes: list[asyncio.subprocess.Process] = []
         self._late_ms: list[float] = []
         self._epochs = 0
         self._cpu: dict[int, float] = {}
+        self._cpu_of_servers: tuple[float, ...] = (0.0, 0.0)
         self._began = self._reported = time.monotonic()
 
     async def create(self) -> None:
@@ -79,13 +89,11 @@ class Fleet:
         connection = await asyncpg.connect(self._database)
         try:
             identity = await connection.fetchval("SELECT database_id FROM schema_version")
-            await connection.executemany(
-                "SELECT chain_create($1, $2, $3, 0, $4)",
-                [
-                    (each, genesis_seal(identity, each), default_topic(each), 2**23)
-                    for each in range(1, self.chains + 1)
-                ],
-            )
+            for each in range(1, self.chains + 1):  # each its own transaction, for its locks
+                await connection.execute(
+                    "SELECT chain_create($1, $2, $3, 0, $4)",
+                    each, genesis_seal(identity, each), default_topic(each), 2**23,
+                )  # fmt: skip
         finally:
             await connection.close()
         names = [default_topic(each) for each in range(1, self.chains + 1)]
@@ -138,11 +146,16 @@ class Fleet:
         since, self._reported = now - self._reported, now
         alive = [each.pid for each in self.processes if each.returncode is None]
         used = {pid: _cpu_seconds(pid) for pid in alive}
+        servers = tuple(_cpu_of_server(self._directory / name) for name in ("kafka", "postgres"))
         cpu = tuple(round((used[pid] - self._cpu.get(pid, 0.0)) / since, 2) for pid in alive)
-        self._cpu = used
+        of_servers = tuple(
+            round((now - before) / since, 2)
+            for now, before in zip(servers, self._cpu_of_servers, strict=True)
+        )
+        self._cpu, self._cpu_of_servers = used, servers
         return Report(
             now - self._began, led, rises, len(late), _part(late, 0.5), _part(late, 0.99),
-            tuple(map(_memory_mb, alive)), cpu,
+            tuple(map(_memory_mb, alive)), cpu, of_servers, os.getloadavg()[0],
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
@@ -160,17 +173,29 @@ class Fleet:
 
     async def _send(self, rate: float) -> None:
         run = secrets.token_hex(4)
+        topics = [INTAKE.replace("{chain}", str(each)) for each in range(1, self.chains + 1)]
         async with AIOKafkaProducer(bootstrap_servers=self._kafka, linger_ms=0) as producer:
+            await producer.client.set_topics(topics)  # else each first order waits for all before
             began = time.monotonic()
             for number in count():
                 await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
-                topic = INTAKE.replace("{chain}", str(number % self.chains + 1))
+                topic = topics[number % self.chains]
                 await producer.send(
                     topic, str(time.time_ns()).encode(), key=f"{run}-{number}".encode()
                 )
 
     async def _receive(self) -> None:
-        places = [TopicPartition(default_topic(each), 0) for each in range(1, self.chains + 1)]
+        """Read with several consumers: an answer has an entry for each partition, quiet or not."""
+        every = range(1, self.chains + 1)
+        await asyncio.gather(
+            *(
+                self._receive_some(every[at : at + TOPICS_AT_ONCE])
+                for at in range(0, len(every), TOPICS_AT_ONCE)
+            )
+        )
+
+    async def _receive_some(self, chains: Sequence[int]) -> None:
+        places = [TopicPartition(default_topic(each), 0) for each in chains]
         consumer = AIOKafkaConsumer(bootstrap_servers=self._kafka, enable_auto_commit=False)
         async with consumer:
             consumer.assign(places)
@@ -188,6 +213,20 @@ class Fleet:
                                 self._late_ms.append((time.time_ns() - int(event.payload)) / 1e6)
 
 
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep the machine busy with so many processes that never wait."""
+    others = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)
+    ]
+    try:
+        yield
+    finally:
+        for process in others:
+            process.kill()
+            process.wait()
+
+
 def say(what: object) -> None:
     """Write one line."""
     sys.stdout.write(f"{what}\n")
@@ -203,9 +242,27 @@ def _memory_mb(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
 
 
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def _cpu_seconds(pid: int | str) -> float:
+    fields = _fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_of_server(directory: Path) -> float:
+    """Return the CPU seconds of the process that was started in `directory`, and its children."""
+    used, parents = 0.0, set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(directory) in (process / "cmdline").read_text():
+                parents.add(process.name)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.name in parents or _fields(process.name)[1] in parents:
+                used += _cpu_seconds(process.name)
+    return used
+
+
+def _fields(pid: int | str) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -221,6 +278,7 @@ async def run(options: argparse.Namespace) -> None:
         fleet = Fleet(
             environment["CHAINCTL_DATABASE"], stack.dsn(SEQUENCER_WRITER),
             environment["CHAINCTL_KAFKA"], options.chains, options.lease,
+            options.directory,
         )  # fmt: skip
         await fleet.create()
         say("created")
@@ -230,9 +288,12 @@ async def run(options: argparse.Namespace) -> None:
             async with fleet.load(options.rate):
                 if not options.alone:
                     await fleet.start(*options.option)
-                for _ in range(int(options.seconds / REPORT_SECONDS)):
-                    await asyncio.sleep(REPORT_SECONDS)
-                    say(await fleet.look())
+                reports = int(options.seconds / REPORT_SECONDS)
+                for part in range(3):
+                    with busy(options.busy if part == 1 else 0):
+                        for _ in range(reports // 3):
+                            await asyncio.sleep(REPORT_SECONDS)
+                            say(await fleet.look())
         finally:
             await fleet.stop()
             say(f"ended with {[each.returncode for each in fleet.processes]}")
@@ -256,6 +317,9 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0, help="orders per second, over all")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--lease", type=float, default=5.0)
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes that take the machine in the middle third"
+    )
     parser.add_argument("--alone", action="store_true", help="start no second process")
     parser.add_argument("--option", action="append", default=[], help="one more of `sequence`")
     parser.add_argument("--directory", type=Path, default=Path("/tmp/orderchain-many"))  # noqa: S108
