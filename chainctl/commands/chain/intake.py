@@ -219,9 +219,10 @@ class ManyTopicsRun:
                 if any(run.config.standby for run in self._runs):
                     report_ready(f"waits for the leaders of {counted(len(self._runs), 'chain')}")
                 try:
-                    await asyncio.gather(
-                        *(self._keep_leading(run, bar, refused) for run in self._runs)
-                    )
+                    # Not `gather`: when cancelled, it does not wait for more than the first to end.
+                    async with asyncio.TaskGroup() as group:
+                        for run in self._runs:
+                            group.create_task(self._keep_leading(run, bar, refused))
                 finally:
                     self._failed.log()
         if self._failure is not None:

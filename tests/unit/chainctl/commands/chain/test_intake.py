@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -121,3 +122,39 @@ async def test_chain_of_a_missing_topic_is_not_led_before_the_topic_is_seen(
     with pytest.raises(SchemaError):
         await ManyTopicsRun(chains, None).run(ProgressBar("", None))
     assert (looks, found) == ([], [])
+
+
+@virtual
+async def test_connections_outlive_the_last_chain_of_a_process_that_stops(
+    opened: Callable[..., list[Exception]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened()
+    leading = asyncio.Semaphore(0)
+    handed_over: list[int] = []
+
+    async def lead(run: TopicIntakeRun, *_: object) -> None:
+        leading.release()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(run.config.chain_id)
+            handed_over.append(run.config.chain_id)
+
+    async def leave(*_: object) -> None:
+        assert handed_over == [1, 2, 3]
+
+    monkeypatch.setattr(TopicIntakeRun, "lead", lead)
+    monkeypatch.setattr(sequencer.SharedConnections, "__aexit__", leave)
+    chains = [
+        (
+            SequencerConfig(chain_id=chain, database="postgresql://h/d", kafka="h:1"),
+            TopicIntakeConfig(kafka="h:1", topic=f"t{chain}"),
+        )
+        for chain in (1, 2, 3)
+    ]
+    running = asyncio.create_task(ManyTopicsRun(chains, None).run(ProgressBar("", None)))
+    for _ in chains:
+        await leading.acquire()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
