@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
+from chain_kernel.clock import SystemClock
 from chain_kernel.model import LeaseSight
+from chain_kernel.text import SummedLog
+from sequencer import SequencerConfig, leadership
 from sequencer.leadership import LeaseWatch
+from sequencer.stats import SequencerCounters
 
 LEASE_NS = 1_000
 
@@ -62,3 +71,35 @@ def test_time_by_which_our_own_loop_was_late_is_no_silence_of_the_leader() -> No
 
 def test_standby_that_reaches_the_database_only_now_and_then_takes_over() -> None:
     assert taken_over_at(LeaseWatch(LEASE_NS), range(0, 100_000, 5_000)) == 20_000
+
+
+class LateClock(SystemClock):
+    """Each look at it is as many seconds after the one before."""
+
+    def __init__(self, seconds: float) -> None:
+        self._now_ns, self._step_ns = 0, int(seconds * 1e9)
+
+    def monotonic_ns(self) -> int:
+        self._now_ns += self._step_ns
+        return self._now_ns
+
+
+@pytest.mark.parametrize(("late_seconds", "lines"), [(0.9, 0), (1.1, 1)])
+async def test_process_whose_loop_is_late_by_a_beat_says_so_in_one_line_for_all_chains(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    late_seconds: float,
+    lines: int,
+) -> None:
+    monkeypatch.setattr(leadership, "_starved", SummedLog(logging.getLogger("x"), logging.WARNING))
+    config = SequencerConfig(chain_id=1, database="postgresql://h/d", kafka="h:1")
+    none: Any = None
+    for _ in range(3):
+        clock = LateClock(late_seconds)
+        chain = leadership.Leadership(
+            config, none, none, none, clock, SequencerCounters(), asyncio.Semaphore()
+        )
+        await chain._sleep(0)
+        assert chain.loop_delay_seconds == late_seconds
+    found = [each for each in caplog.messages if "its event loop was 1.1 s late" in each]
+    assert len(found) == lines
