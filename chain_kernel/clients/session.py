@@ -90,6 +90,12 @@ def is_replaced(connection: Connection) -> bool:
     return found is not None and found != _NEWEST[found.system_identifier]
 
 
+def check_server(connection: Connection) -> None:
+    """Raise RetryError where `is_replaced`: what is committed there would be nowhere."""
+    if is_replaced(connection):
+        raise RetryError("another host has become the primary: nothing is committed here")
+
+
 class ClosedAtExit(ABC):
     """Is closed at the end of `async with`."""
 
@@ -326,6 +332,7 @@ class Session:
             transaction = connection.transaction()
             await transaction.start()
             yield connection
+            check_server(connection)
             await transaction.commit()
 
     async def close(self) -> None:
@@ -584,6 +591,17 @@ class Connections:
         self._cancelled.discard(connection)
         connection.terminate()
 
+    async def commit(self, connection: Connection, transaction: Any) -> None:  # noqa: ANN401
+        """Commit a transaction of asyncpg, which is untyped, within the deadline of a statement.
+
+        Raises RetryError, with nothing committed, where another host has become the primary;
+        SyncWaitCancelled where the commit may not outlive a failover; what the driver raises.
+        """
+        check_server(connection)
+        async with asyncio.timeout(self._config.statement_seconds):
+            await transaction.commit()
+        self.check_commit(connection)
+
     def check_commit(self, connection: Connection) -> None:
         """Raise SyncWaitCancelled when the commit just made may not outlive a failover."""
         if connection in self._cancelled:
@@ -598,17 +616,12 @@ class Connections:
         own. Errors of the driver are raised as they are: what they mean depends on the block.
         """
         connection = await self.take()
-        seconds = self._config.statement_seconds
         transaction = connection.transaction(isolation="read_committed")
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self._config.statement_seconds):
                 await transaction.start()
             yield connection
-            if is_replaced(connection):
-                raise RetryError("another host has become the primary: nothing is committed here")
-            async with asyncio.timeout(seconds):
-                await transaction.commit()
-            self.check_commit(connection)
+            await self.commit(connection, transaction)
         except BaseException:
             self.drop(connection)
             raise

@@ -120,8 +120,7 @@ class Admission:
             # Applied before: by another worker that had it while this one parked it.
             await inner.rollback()
             await self.outcomes.unpark(connection, delivery)
-            await outer.commit()
-            self.outcomes.connections.check_commit(connection)
+            await self.outcomes.connections.commit(connection, outer)
             self.outcomes.connections.give_back(connection)
             self.outcomes.confirm([delivery])
             return None

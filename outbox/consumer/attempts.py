@@ -350,9 +350,7 @@ class FreshAttempt(Attempt):
         if self.connection is not None:
             was_lost = self.connection.is_closed()  # so no commit is ever asked for
             try:
-                async with self.outcomes.connections.deadline():
-                    await self.transaction.commit()
-                self.outcomes.connections.check_commit(self.connection)
+                await self.outcomes.connections.commit(self.connection, self.transaction)
             except AWAY as error:
                 if was_lost:
                     await self.fail(error)
@@ -460,9 +458,8 @@ class ParkedAttempt(Attempt):
                 await self.locking.execute(_CHECKED)
                 # Before the savepoint ends, so that its error is undone like one of the handler's.
                 await self.outcomes.unpark(self.locking, delivery)
-                is_committing = True
-                await self.outer.commit()
-            self.outcomes.connections.check_commit(self.locking)
+            is_committing = True
+            await self.outcomes.connections.commit(self.locking, self.outer)
         except AWAY as error:
             if not is_committing:
                 await self.fail(error)
@@ -501,8 +498,7 @@ class ParkedAttempt(Attempt):
                     until_ns = await outcomes.store_failure_again(self.locking, delivery, error)
                 else:
                     await outcomes.postpone(self.locking, delivery, pause)
-                await self.outer.commit()
-            outcomes.connections.check_commit(self.locking)
+            await outcomes.connections.commit(self.locking, self.outer)
         except AWAY as broken:
             if pause is None and self.locking.is_closed():
                 await self._fail_anew(error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import asyncpg
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import RetryError, SettingError
@@ -16,6 +17,7 @@ from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
 from outbox import (
     Confirm,
+    Consumer,
     ConsumerConfig,
     Destination,
     Message,
@@ -29,7 +31,7 @@ from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.config import CallbackConfig
 from outbox.consumer.inbox import ConsumerConnections
 from outbox.message import draw_message_ids
-from outbox.records import encode_checks, encode_confirms
+from outbox.records import common_headers, encode_checks, encode_confirms, record_headers
 from outbox.sender.business import watched_transaction
 from outbox.sender.check_back import (
     CheckBack,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from local_stack import KafkaServer
+    from outbox import Delivery
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.merge]
 
@@ -331,3 +334,58 @@ async def test_old_primary_that_restarts_decides_nothing_once_the_new_one_was_se
     assert await check_decision(new, done) is Answer.DONE
     old.terminate()
     new.terminate()
+
+
+IDLE = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE application_name = 'orderchain outbox consumer books' AND state = 'idle'"
+)
+
+
+async def test_slow_handler_commits_nothing_on_a_primary_that_was_replaced_meanwhile(
+    split: Split, kafka_server: KafkaServer
+) -> None:
+    """Its message is worked on again at the new one."""
+    await make_topics(kafka_server.bootstrap, "slow", partitions=2)
+    destination = Destination(name="clearing", topic="slow", confirm="none")
+    producer = AIOKafkaProducer(bootstrap_servers=kafka_server.bootstrap)
+    await producer.start()
+
+    async def send(note: bytes, partition: int) -> None:
+        (message_id,) = draw_message_ids(1)
+        headers = record_headers(message_id, {}, common_headers(destination, None), bytes(16))
+        await producer.send_and_wait("slow", note, headers=headers, partition=partition)
+
+    config = ConsumerConfig(
+        name="books", topics=("slow",), kafka=kafka_server.bootstrap, at_once=2,
+        database=split.pair.dsn(SUPERUSER, DATABASE), commit_seconds=0.05, busy_seconds=0.05,
+    )  # fmt: skip
+    await split.old.execute("CREATE TABLE effect (note bytea)")
+    begun, promoted, notes = asyncio.Event(), asyncio.Event(), list[bytes]()
+
+    async def handle(delivery: Delivery, connection: asyncpg.Connection) -> None:
+        await connection.execute("INSERT INTO effect VALUES ($1)", delivery.payload)
+        notes.append(delivery.payload)
+        if delivery.payload == b"slow" and not begun.is_set():
+            begun.set()
+            await promoted.wait()
+        elif delivery.payload == b"quick":
+            promoted.set()
+        else:
+            consumer.stop()
+
+    async with deadline(), Consumer(config) as consumer:
+        running = asyncio.ensure_future(consumer.run(handle))
+        await send(b"slow", 0)
+        await begun.wait()
+        await split.replayed()
+        new = await split.promote()
+        await split.old.execute(IDLE)  # the next one that is taken is opened anew
+        await send(b"quick", 1)
+        await running
+    assert notes == [b"slow", b"quick", b"slow"]
+    assert await split.old.fetchval("SELECT count(*) FROM effect") == 0
+    found = await new.fetch("SELECT note FROM effect ORDER BY note")
+    assert [row[0] for row in found] == [b"quick", b"slow"]
+    new.terminate()
+    await producer.stop()
