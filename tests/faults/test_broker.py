@@ -171,6 +171,55 @@ async def test_standby_that_takes_over_while_the_broker_is_away_reads_the_topic_
     await assert_whole(chain, 1)
 
 
+@pytest.mark.parametrize("fault", ["stopped", "frozen"])
+async def test_intakes_with_one_consumer_take_all_after_a_broker_that_was_away(
+    chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, fault: str
+) -> None:
+    chain = await chain_on_breakable_kafka(publish_seconds=1.0)
+    kafka = chain.config.kafka
+    assert isinstance(kafka, str)
+    topics = [
+        TopicIntakeConfig(
+            kafka=kafka, topic=f"{number}.{chain.topic}", connect_seconds=2.0, request_seconds=1.0
+        )
+        for number in range(3)
+    ]
+
+    async def send(key: bytes) -> None:
+        async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+            for number, topic in enumerate(topics):
+                await producer.send_and_wait(topic.topic, b"order", key=b"%d-%s" % (number, key))
+
+    await make_topics(kafka, *(topic.topic for topic in topics))
+    config = chain.with_settings(standby=True)
+    async with SharedConnections([config]) as shared, shared.sequencer(config) as sequencer:
+        intakes = [shared.intake(topic, sequencer) for topic in topics]
+        taking = [asyncio.create_task(intake.run()) for intake in intakes]
+
+        def have(count: int) -> bool:
+            assert not any(task.done() for task in taking), taking
+            return all(intake.stats().records >= count for intake in intakes)
+
+        await send(b"before")
+        await until(lambda: have(1))
+        if fault == "frozen":
+            kafka_to_break.freeze()
+        else:
+            await asyncio.to_thread(kafka_to_break.kill)
+        await until(lambda: all(intake.stats().interruptions for intake in intakes))
+        if fault == "frozen":
+            kafka_to_break.thaw()
+        else:
+            await asyncio.to_thread(kafka_to_break.start)
+        await send(b"after")
+        await until(lambda: have(2))
+        for intake in intakes:
+            intake.stop()
+        await asyncio.gather(*taking)
+        await until_published(sequencer)
+    await assert_whole(chain, 6)
+
+
 @pytest.mark.parametrize("fault", ["away", "silent", "topic gone"])
 async def test_chain_that_was_led_before_is_led_again_whatever_its_broker_and_topic_are(
     chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, fault: str
