@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from chain_kernel.clients.session import ClosedAtExit, Session
+from chain_kernel.tasks import HomeLoop
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -40,11 +41,17 @@ class SharedSession(ClosedAtExit):
         self._config = config
         self._key = key
         self._shared: _Shared | None = None
+        self._home = HomeLoop(config.application_name)
 
     @property
     def session(self) -> Session:
-        """The session of the running loop; it is joined at the first use."""
+        """The session of the running loop; it is joined at the first use.
+
+        Raises SettingError in another event loop or thread, until it is closed.
+        """
+        self._home.check()
         if self._shared is None:
+            self._home.enter()
             on_loop = _OPEN.setdefault(asyncio.get_running_loop(), {})
             self._shared = on_loop.setdefault(self._key, _Shared(self._config))
             self._shared.users += 1
@@ -55,7 +62,9 @@ class SharedSession(ClosedAtExit):
         return await self.session.fetch(statement, *values)
 
     async def close(self) -> None:
-        """Leave it; never raises, never waits beyond `close_seconds`."""
+        """Leave it; never waits beyond `close_seconds`. Raises as `session`."""
+        self._home.check()
+        self._home.leave()
         shared, self._shared = self._shared, None
         if shared is None:
             return

@@ -465,7 +465,9 @@ class CallbackIntake:
             if error.missing is not None:
                 raise
             self._service.pass_over(error)
-            consumer.seek(error.at, error.next_offset)
+            # A damaged head may name any offset as the next one.
+            ends = await consumer.end_offsets([error.at])
+            consumer.seek(error.at, min(error.next_offset, ends[error.at]))
             await consumer.commit()
             return
         for at, records in fetched.items():

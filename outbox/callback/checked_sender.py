@@ -186,8 +186,9 @@ class CheckedSender(ServiceOfParts):
         """Move deliveries to `consumed`, all in one statement; `proofs` are the consumer's.
 
         Returns their outcomes, and the messages whose proofs are wrong: those stay as they
-        are. Raises RetryError.
+        are. Raises RetryError; SettingError in another event loop or thread.
         """
+        self._parts.home.check()
         refused = [each for each in proofs if not self._is_proven(consumer, each, proofs[each])]
         self._counters.forged += len(refused)
         applied = [(each, consumer) for each in proofs.keys() - set(refused)]
@@ -209,8 +210,9 @@ class CheckedSender(ServiceOfParts):
         """Resend what is unconfirmed and may be resent; return the outcome of each.
 
         A message is left out if the broker is away or its topic in trouble: that was no try, and it
-        is asked about again. Raises RetryError.
+        is asked about again. Raises RetryError; SettingError in another event loop or thread.
         """
+        self._parts.home.check()
         ids, token = sorted(set(message_ids)), uuid4()
         rows = await self._session.fetch(SQL["give_up"], ids, consumer, _GIVEN_UP, CLAIMS_MAX)
         self._report_abnormal(rows)

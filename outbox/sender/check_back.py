@@ -30,6 +30,7 @@ from chain_kernel.clock import SystemClock, time_of
 from chain_kernel.config import Config
 from chain_kernel.errors import OrderchainError, RefusedError, SettingError
 from chain_kernel.sql import load_sql
+from chain_kernel.tasks import SelfCancelled, of_others
 from chain_kernel.text import printable, reason_of
 from outbox.parts import endless
 from outbox.records import DUE_NS_MAX
@@ -239,8 +240,9 @@ class CheckBack:
             return {}, _NOBODY
         try:
             async with asyncio.timeout(self._config.ask_seconds):
-                return await self._ask(sender, [check.message_id for check in checks]), _SILENT
-        except (OrderchainError, OSError) as error:
+                with of_others(f"the check of {printable(sender)}"):
+                    return await self._ask(sender, [check.message_id for check in checks]), _SILENT
+        except (OrderchainError, OSError, SelfCancelled) as error:
             trouble = reason_of(error)
             _log.warning("check-back: %s gave no answer: %s", printable(sender), trouble)
             return {}, trouble

@@ -295,7 +295,9 @@ class ConfirmIntake:
                     raise
                 # As any bad confirm: what it would have confirmed is sent again.
                 _log.error("%s; passed over", reason_of(error))
-                consumer.seek(error.at, error.next_offset)
+                # A damaged head may name any offset as the next one.
+                ends = await consumer.end_offsets([error.at])
+                consumer.seek(error.at, min(error.next_offset, ends[error.at]))
                 continue
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)

@@ -194,6 +194,25 @@ async def test_decision_lost_is_found_by_the_check_and_the_message_is_sent(
     assert (row["is_decided"], row["send_count"]) == (True, 1)
 
 
+async def test_check_that_is_cancelled_from_inside_is_no_answer_and_no_stop(
+    sender: Sender, desk: Desk
+) -> None:
+    await sender.set_up()
+    message_id = await desk.prepare()
+
+    async def ask(*_: object) -> Mapping[UUID, Answer]:
+        inner = asyncio.ensure_future(asyncio.sleep(60))
+        inner.cancel()
+        await inner
+        return {}
+
+    checks = CheckBack(sender.config(), ask, CheckingConfig(rules=RULES), clock=desk.clock)
+    desk.clock.go(30)
+    assert await checks.check_once() == 1
+    await checks.close()
+    assert "raised CancelledError" in (await desk.row(message_id))["last_error"]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [(Change.COMMITTED, Status.INIT), (Change.ROLLED_BACK, Status.CANCELLED)],
