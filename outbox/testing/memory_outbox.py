@@ -166,7 +166,8 @@ class MemoryOutbox:
         That is: everything has been received, nothing is parked any more, and the sender has
         nothing left to send. Calls follow each other, whatever the config's `at_once` says.
         `many`: the handler is one for `Consumer.run_many`. Raises SettingError for a statement
-        without an answer, and NotWorkedOff after so many virtual seconds.
+        without an answer, and NotWorkedOff after so many virtual seconds, or where no message has
+        come to the consumer: that shows nothing.
         """
         check_handler(handler)
         self.run(self._work_off(handler, config or self.config(), seconds, many=many))
@@ -219,6 +220,9 @@ class MemoryOutbox:
             inbox.receive(config, tables)
             taken = inbox.take(self._faults, config.batch_max if many else 1)
             if not (taken or inbox.parked) and tables.is_settled(config.name):
+                if not (inbox.applied or inbox.dead):
+                    what = "add one, to a destination whose consumer or topic it is"
+                    raise NotWorkedOff(f"no message has come to {config.name}: {what}")
                 return
             if virtual_clock().time() > end:
                 raise NotWorkedOff(self._what_is_left(inbox))

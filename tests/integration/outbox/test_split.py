@@ -380,7 +380,7 @@ async def test_slow_handler_commits_nothing_on_a_primary_that_was_replaced_meanw
         await begun.wait()
         await split.replayed()
         new = await split.promote()
-        await split.old.execute(IDLE)  # the next one that is taken is opened anew
+        await split.old.execute(IDLE)  # the next one that is taken is opened again
         await send(b"quick", 1)
         await running
     assert notes == [b"slow", b"quick", b"slow"]

@@ -289,8 +289,9 @@ def test_hidden_error_of_the_business_raises_in_place_of_its_commit(one: MemoryO
 
     with pytest.raises(Exception, match="aborted"):
         one.run(business())
-    one.work_off(apply)
     assert one.statuses() == {}
+    with pytest.raises(NotWorkedOff, match="no message has come to "):
+        one.work_off(apply)
 
 
 # -- misuse --------------------------------------------------------------------------------------
