@@ -372,7 +372,9 @@ async def require_sight(connection: Connection, tables: Sequence[str]) -> None:
     """
     if hidden := await connection.fetch(_SQL["hidden"], list(tables)):
         names = ", ".join(row[0] for row in hidden)
-        expected = "all of them visible to this login (docs/permissions.md#row-security)"
+        expected = (
+            "all of them visible to this login and their owner (docs/permissions.md#row-security)"
+        )
         raise SchemaError("row security", f"hiding rows of {names}", expected)
 
 

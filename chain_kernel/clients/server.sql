@@ -11,12 +11,23 @@ SELECT (SELECT system_identifier FROM pg_control_system()) AS system_identifier,
 
 -- hidden: of these tables, those with rows that this login reads, changes or deletes, and may not see:
 -- by row security that has no policy for all rows, or one that restricts it; our own policies restrict
--- what is written, and are known by the policy read_all beside them
+-- what is written, and are known by the policy read_all beside them; and those that hide rows from
+-- their owner
 SELECT known.relname::text
   FROM pg_catalog.pg_class AS known
  WHERE known.relname = ANY ($1::text[]) AND known.relnamespace = 'public'::regnamespace
-   AND known.relrowsecurity AND row_security_active(known.oid)
-   AND EXISTS (
+   AND known.relrowsecurity
+   -- Forced on the owner, too, as whom our functions run: unless it sees all by a policy of its own.
+   AND (known.relforcerowsecurity AND has_any_column_privilege(known.oid, 'SELECT')
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_roles
+                         WHERE oid = known.relowner AND (rolsuper OR rolbypassrls))
+        AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_policy
+             WHERE polrelid = known.oid AND polcmd::text IN ('r', '*') AND polpermissive
+               AND polqual::text ~ '^\{CONST :consttype 16 .*:constvalue 1 \[[ 0]*1[ 0]*\]\}$'
+               AND EXISTS (SELECT FROM unnest(polroles) AS role (id)
+                            WHERE id = 0 OR pg_has_role(known.relowner, id, 'USAGE')))
+    OR row_security_active(known.oid) AND EXISTS (
        SELECT FROM (VALUES ('r', has_any_column_privilege(known.oid, 'SELECT')),
                            ('w', has_any_column_privilege(known.oid, 'UPDATE')),
                            ('d', has_table_privilege(known.oid, 'DELETE'))) AS command (letter, may)
@@ -36,5 +47,5 @@ SELECT known.relname::text
         WHERE command.may AND (seen.is_closed OR NOT seen.is_open)
           AND (command.letter = 'r' OR NOT EXISTS (SELECT FROM pg_catalog.pg_policy
                                                     WHERE polrelid = known.oid
-                                                      AND polname = 'read_all')))
+                                                      AND polname = 'read_all'))))
  ORDER BY 1

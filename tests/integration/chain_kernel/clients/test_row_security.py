@@ -27,6 +27,9 @@ SEEN_WHOLE = {
     "a policy for all rows": """
         ALTER TABLE chain_lease ENABLE ROW LEVEL SECURITY;
         CREATE POLICY all_of_it ON chain_lease USING (true)""",
+    "forced, and seen by its owner": """
+        ALTER TABLE chain_page ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+        CREATE POLICY all_of_it ON chain_page USING (true)""",
     "a table that is not ours": """
         CREATE TABLE others (x int); ALTER TABLE others ENABLE ROW LEVEL SECURITY;
         GRANT SELECT ON others TO PUBLIC""",
@@ -41,6 +44,12 @@ HIDDEN = {
     "a restriction": (
         "chain_batch",
         "CREATE POLICY few ON chain_batch AS RESTRICTIVE USING (last_id > 1)",
+    ),
+    "forced on the owner, as whom functions run": (
+        "chain_page",
+        """ALTER TABLE chain_page ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+        CREATE POLICY logins ON chain_page
+            TO sequencer_writer, gap_reader, receiver_writer, auditor USING (true)""",
     ),
     "ours is gone": ("chain_head", "DROP POLICY read_all ON chain_head"),
 }
