@@ -25,12 +25,12 @@ from sequencer.assembly import Assembler, Assembly
 from sequencer.stats import BATCH_SIZES, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from opentelemetry.context import Context
 
     from chain_kernel.clock import Clock
-    from chain_kernel.model import Term
+    from chain_kernel.model import Event, Term
     from chain_kernel.ports import ChainStore
     from chain_kernel.seal import Batch
     from chain_kernel.tracing import Tracing
@@ -181,7 +181,7 @@ class Committer:
             mark = await self.taking_over_again(partial(self._store.intake, source))
             self._assembler.learn(source, mark)
         keys = [order.key for entry in entries for order in entry.orders]
-        known = await self._until_done(lambda: self._keys.rows_with(keys))
+        known = await self.taking_over_again(lambda: self._rows_with(keys))
         entries = batcher.take(among=frozenset(entries))
         with self._answering(entries):
             entries = self._assembler.following(entries)
@@ -189,6 +189,15 @@ class Committer:
         row_count = assembly.batch.row_count if assembly.batch else 0
         self._counters.repeats += sum(len(entry.orders) for entry in entries) - row_count
         return assembly
+
+    async def _rows_with(self, keys: Sequence[str]) -> Mapping[str, Event]:
+        """Return the rows of `keys`; see `KeyKeeper.rows_with`."""
+        try:
+            return await self._keys.rows_with(keys)
+        except (RetryError, ConnectError):
+            # A session of its own, which may have been lost while idle: that costs no epoch. If the
+            # server of the term is gone, a take-over has to find the next one.
+            return await self._keys.rows_with(keys)
 
     async def _commit(self, current: Assembly, batcher: Batcher) -> None:
         """Commit `current`; while the server is busy with it, do all the other work."""

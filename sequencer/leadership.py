@@ -33,7 +33,7 @@ from sequencer.publisher import highest_id
 from sequencer.stores.session import SideSessions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from chain_kernel.clients.postgres import Record
     from chain_kernel.clock import Clock
@@ -297,10 +297,14 @@ class Leadership:
             self._turns.release()
         return await self.look_at_topic(term)  # the broker may be silent: no turn is held for it
 
-    async def keep(self, head_published: Callable[[], int]) -> None:
+    async def keep(
+        self, head_published: Callable[[], int], when_silent: Callable[[], Awaitable[None]]
+    ) -> None:
         """Renew the lease at a steady pace until cancelled. Raises Fenced when another leads.
 
-        `head_published` returns how far was published, or 0.
+        `head_published` returns how far was published, or 0. `when_silent` is awaited after each
+        beat that was lost once none has landed for a lease: the server of the term may have been
+        replaced, and a leader without orders would never notice.
         """
         period = self._tuning.lease_seconds / _BEATS_PER_LEASE
         seconds = period
@@ -308,6 +312,8 @@ class Leadership:
             await self._sleep(seconds)
             began_ns = self._clock.monotonic_ns() - self._late_ns
             await self._beat(head_published())
+            if self.lease_age_seconds > self._tuning.lease_seconds and not self._is_changing:
+                await when_silent()
             # A late beat does not make the next one late.
             seconds = max(0.0, period - (self._clock.monotonic_ns() - began_ns) / 1e9)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import (
     BrokerAway,
+    OrderchainError,
     OrderError,
     RetryError,
     SteppedDown,
@@ -130,6 +131,7 @@ class Sequencer:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
         self._home = HomeLoop("sequencer")
+        self._asking: asyncio.Future[Any] | None = None
         self._is_entered = False
         self._is_open = False
         self._is_closing = False
@@ -150,7 +152,8 @@ class Sequencer:
                 await self._leadership.acquire(turn)
                 # From here on we lead: a start that takes long must not look like a dead leader,
                 # and what would not end a leader does not end it either.
-                self._spawn(_LEASE, self._leadership.keep(lambda: self._head_published))
+                keeping = self._leadership.keep(lambda: self._head_published, self._ask_who_leads)
+                self._spawn(_LEASE, keeping)
                 starting = self._committer.taking_over_again(partial(self._start, turn))
                 publisher = self._publisher = await self._unless_failed(starting)
         except BaseException as error:
@@ -515,6 +518,21 @@ class Sequencer:
         await self._batcher.add(Entry((), 0, done))
         await done
         return await ask()
+
+    async def _ask_who_leads(self) -> None:
+        """Have an empty entry committed, if a database answers at all, and nothing else is.
+
+        It takes over on the newest server, or finds that another process has. While none answers,
+        it would end a leader that nobody has replaced.
+        """
+        is_asking = self._asking is not None and not self._asking.done()
+        if not self._is_open or self._failure is not None or self._batcher.rows or is_asking:
+            return
+        with suppress(OrderchainError):
+            await self._store.look()
+            self._asking = self._home.running().create_future()
+            self._asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
+            await self._batcher.add(Entry((), 0, self._asking))
 
     async def _commit_all(self) -> None:
         """Commit until closed and empty; a failure ends everything at once."""
