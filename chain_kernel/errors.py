@@ -46,7 +46,7 @@ OrderchainError
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from chain_kernel.masks import masked
 from chain_kernel.text import printable
@@ -68,6 +68,16 @@ class OrderchainError(Exception):
 
     def __str__(self) -> str:
         return printable(super().__str__() or type(self).__name__, MESSAGE_CHARACTERS_MAX)
+
+    def again(self) -> Self:
+        """Return a copy to raise, which refers to no frame yet.
+
+        Who keeps an error and raises it keeps the frames that it passes, and they refer to him.
+        """
+        copy = type(self).__new__(type(self), *self.args)
+        copy.__dict__.update(self.__dict__)
+        copy.__cause__, copy.__suppress_context__ = self.__cause__, True
+        return copy
 
 
 class RefusedError(OrderchainError):

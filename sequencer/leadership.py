@@ -24,6 +24,7 @@ from chain_kernel.errors import (
     OrderchainError,
     PrimaryBehind,
     RetryError,
+    RowLocked,
     TopicError,
 )
 from chain_kernel.sql import load_sql
@@ -287,12 +288,15 @@ class Leadership:
                 await self._turns.acquire()
         except TimeoutError:
             raise RetryError("too many chains of this process take over") from None
+        # Set until it has succeeded: the answer of a take-over may be lost, and then the lease is
+        # at an epoch of ours that we do not know yet.
+        was_changing, self._is_changing = self._is_changing, True
         try:
-            # Set until it has succeeded: the answer of a take-over may be lost, and then the lease
-            # is at an epoch of ours that we do not know yet.
-            self._is_changing = True
             term = self._begin(await self._store.take_over_again(self._config.name, self.term))
             self._is_changing = False
+        except RowLocked:
+            self._is_changing = was_changing  # this one was not done: beats go on
+            raise
         finally:
             self._turns.release()
         return await self.look_at_topic(term)  # the broker may be silent: no turn is held for it

@@ -69,8 +69,9 @@ class SharedConnections(ClosedAtExit):
         first = _checked(configs, connections)
         self._clock = SystemClock()
         self._chains = len(configs)
+        self._asks_each = DatabaseConfig.of(first.database).is_one_primary_of_several
         whose = _whose(sorted(config.chain_id for config in configs))
-        newest = NewestServer(first, self._clock, whose)
+        newest = NewestServer(first, self._clock, whose, self._note)
         self._lines = [
             CommitLine(first, self._clock, whose, self._note, newest)
             for _ in range(min(connections, len(configs)))
@@ -127,9 +128,11 @@ class SharedConnections(ClosedAtExit):
         if is_too_many_connections(error):
             commits = len(self._lines)
             allowed = next((each.allowed for each in self._lines if each.allowed), "unknown so far")
+            asks = ", one at take-overs that asks each host" if self._asks_each else ""
             self._outage.repeat(
-                f"too few connections to the database: {self._chains} chains need {commits + 2} "
-                f"({commits} for commits, one for leases, one for keys); allowed are {allowed}"
+                f"too few connections to the database: {self._chains} chains need "
+                f"{commits + 2 + self._asks_each} ({commits} for commits, one for leases, one for "
+                f"keys{asks}); allowed are {allowed}"
             )
 
 

@@ -186,7 +186,7 @@ class Sequencer:
             await self._close()
             self._stopped.set()
         if self._failure is not None and kind is None:
-            raise self._failure
+            raise _again(self._failure)
 
     @property
     def is_standby(self) -> bool:
@@ -359,14 +359,14 @@ class Sequencer:
         self._home.check()
         await self._started.wait()
         if self._failure is not None:
-            raise self._failure
+            raise _again(self._failure)
 
     async def until_stopped(self) -> None:
         """Wait until this process no longer leads. Raises the reason, unless it was closed."""
         self._home.check()
         await self._stopped.wait()
         if self._failure is not None:
-            raise self._failure
+            raise _again(self._failure)
 
     def stats(self) -> SequencerStats:
         """Return the state at this instant."""
@@ -439,7 +439,8 @@ class Sequencer:
     def _check_open(self) -> None:
         """Raise the reason if orders cannot be taken."""
         if not self._is_open or self._failure is not None:
-            raise self._failure or self._stepped_down or StoppedError("the sequencer is not open")
+            reason = self._failure or self._stepped_down
+            raise _again(reason or StoppedError("the sequencer is not open"))
         if self._needs_broker:
             self._check_broker()
 
@@ -575,7 +576,7 @@ class Sequencer:
             level = logging.INFO if isinstance(failure, SteppedDown) else logging.ERROR
             chain_id = self._config.chain_id
             _log.log(level, "chain %d: %s", chain_id, reason_in_chain(chain_id, failure))
-        self._batcher.fail(self._failure)
+        self._batcher.fail(_again(self._failure))
         self._stopped.set()
 
     async def _unless_failed(self, work: Coroutine[object, object, _Result]) -> _Result:
@@ -589,7 +590,7 @@ class Sequencer:
             failing.cancel()
             await asyncio.gather(working, failing, return_exceptions=True)
         if self._failure is not None:
-            raise self._failure
+            raise _again(self._failure)
         return working.result()
 
     async def _step_down_when_asked(self) -> None:
@@ -645,7 +646,8 @@ class Sequencer:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-            self._batcher.fail(self._failure or RetryError("the sequencer was stopped"))
+            reason = self._failure or RetryError("the sequencer was stopped")
+            self._batcher.fail(_again(reason))
             self._let_go()
 
     def _let_go(self) -> None:
@@ -654,6 +656,14 @@ class Sequencer:
         The collector, which frees cycles, hardly ever runs: see `calm_collector`.
         """
         self._tasks.clear()  # their errors hold their frames
+        error: BaseException | None = self._failure
+        if isinstance(error, OrderchainError):  # of others the way is asked for: they are defects
+            while error is not None:
+                error.__traceback__, error = None, error.__cause__
         self._keys.close()
         if self._publisher is not None:
             self._publisher.close()
+
+
+def _again(error: Exception) -> Exception:
+    return error.again() if isinstance(error, OrderchainError) else error

@@ -396,7 +396,7 @@ class PostgresChainStore:
                 # Even if the caller is gone: a transaction may be open.
                 session.abandon_after(error)
                 if isinstance(error, DRIVER_ERRORS):
-                    failure = session.refusal("the intake's mark", error)
+                    failure = self._refusal(session, "the intake's mark", error)
                     raise (intake_refusal(error, intake) or failure) from error
                 raise
 
@@ -420,7 +420,13 @@ class PostgresChainStore:
         async with session.lock:
             term = self._leading()
             values = (term.chain_id, term.epoch, term.nonce, after_id, until_id)
-            if not await session.fetch_locked("skip_published", *values):
+            try:
+                moved = await session.fetch_locked("skip_published", *values)
+            except RetryError as error:
+                if isinstance(cause := error.__cause__, DRIVER_ERRORS):
+                    raise self._refusal(session, "skip_published", cause) from cause
+                raise
+            if not moved:
                 raise Fenced(term.chain_id, term.epoch)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
@@ -469,12 +475,15 @@ class PostgresChainStore:
                     session.check_replicated()
             except Fenced:
                 # Rolled back: the connection is as good as before, for others too.
-                self._drawn.discard(drawn.nonce)  # the only failure after which it cannot land
+                self._drawn.discard(drawn.nonce)  # it cannot land any more
                 raise
             except BaseException as error:
                 session.abandon_after(error)
                 if isinstance(error, DRIVER_ERRORS):
-                    raise session.refusal("the take-over", error) from error
+                    refusal = self._refusal(session, "the take-over", error)
+                    if isinstance(refusal, RowLocked):
+                        self._drawn.discard(drawn.nonce)  # it was not done
+                    raise refusal from error
                 raise
         self._drawn.clear()
         self._term, self._session = term, session
@@ -505,10 +514,21 @@ class PostgresChainStore:
             pages=column_pages(columns),
         )
 
+    def _refusal(self, session: LeaderSession, what: str, error: Exception) -> Exception:
+        """Return what to raise for `error`, which came before anything of `what` was done, or left
+        it open.
+        """
+        if sqlstate_of(error) == LOCKED:
+            return RowLocked(self._config.chain_id)
+        return session.refusal(what, error)
+
     def _leading(self) -> Term:
-        """Return the term. Raises RetryError when the connection was given up."""
+        """Return the term. Raises RetryError when the connection was given up, or another chain of
+        this process has seen a newer server.
+        """
         if self._term is None or not self.session.is_open:
             raise RetryError(GIVEN_UP)
+        self.line.newest.require_newest(self.session.server)
         return self._term
 
 

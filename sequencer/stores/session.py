@@ -159,7 +159,6 @@ class SideSessions(ClosedAtExit):
         self._config = _session_config(config, purpose, whose, synchronous_commit="off")
         self._refusal = refusal
         self._pause_seconds = pause_of(config, whose)
-        # The newest server last; a chain that still leads on an older one reopens its session.
         self._sessions: dict[ServerIdentity, _SideSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -208,8 +207,10 @@ class SideSessions(ClosedAtExit):
         await asyncio.gather(*(each.close() for each in sessions), *self._closing)
 
     def _of(self, term: Term) -> _SideSession:
-        found = self._sessions.get(term.server)
-        if found is None:
+        found = self._sessions.pop(term.server, None)
+        if found is not None:
+            self._sessions[term.server] = found  # the last to be used is the last to be closed
+        else:
             found = self._sessions[term.server] = _SideSession(
                 self._config, self._refusal, term.server, self._pause_seconds
             )
@@ -221,9 +222,9 @@ class SideSessions(ClosedAtExit):
         return found
 
 
-_SERVERS_MAX: Final = 2
+_SERVERS_MAX: Final = 3
 """Chains that share sessions are taken over one by one: for a while, some are still led on the
-server before."""
+server before, or on the one before that."""
 
 
 class _SideSession:
@@ -457,27 +458,39 @@ class NewestServer:
     back on purpose.
     """
 
-    def __init__(self, config: SequencerConfig, clock: Clock, whose: str = "") -> None:
+    def __init__(
+        self,
+        config: SequencerConfig,
+        clock: Clock,
+        whose: str = "",
+        on_refusal: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Arguments as of `CommitLine`."""
         self._config = config
         self._clock = clock
         self._whose = whose
+        self._on_refusal = on_refusal
         self._seen = ServerIdentity(0, 0)
-        self._turn = asyncio.Lock()
-        self._asked_ns: int | None = None
+        self._asks = Together(self._ask)
+        self._answered_ns: int | None = None
 
     def is_replaced(self, server: ServerIdentity) -> bool:
         """Return whether `server` is known to be replaced. A standby has no timeline of its own."""
         is_other = server.system_identifier != self._seen.system_identifier
         return not is_other and 0 < server.timeline < self._seen.timeline
 
-    def see(self, server: ServerIdentity) -> None:
-        """Remember `server`. Raises RetryError where it was replaced."""
+    def require_newest(self, server: ServerIdentity) -> None:
+        """Raise RetryError where `server` was replaced."""
         if self.is_replaced(server):
             raise RetryError(
                 f"the database is on timeline {server.timeline}, which timeline "
                 f"{self._seen.timeline} has replaced: an old primary answers; end it, or start "
                 "again to lead there"
             )
+
+    def see(self, server: ServerIdentity) -> None:
+        """Remember `server`. Raises RetryError where it was replaced."""
+        self.require_newest(server)
         if server.timeline:
             self._seen = server
 
@@ -485,21 +498,34 @@ class NewestServer:
         """Ask each of several hosts before a take-over: looks go on over one connection, and
         another host may have been promoted since.
 
-        Those who ask within a beat of the lease share an answer. Raises what `LeaderSession.open`
-        does.
+        Those who ask while an answer is awaited, or within a beat of the lease after it, share it:
+        where a host is silent, it takes a second. Raises what `LeaderSession.open` does; RetryError
+        where it is closed meanwhile.
         """
         if not DatabaseConfig.of(self._config.database).is_one_primary_of_several:
             return
+        await self._asks.ask(self._config.chain_id, None)
+
+    async def _ask(self, _: Mapping[int, None]) -> dict[int, None]:
         beat_ns = int(self._config.tuning.lease_seconds * _BEAT_OF_LEASE * 1e9)
-        async with self._turn:
-            now_ns = self._clock.monotonic_ns()
-            if self._asked_ns is not None and now_ns - self._asked_ns < beat_ns:
-                return
-            session = LeaderSession(self._config, self._clock, self._whose)
+        now_ns = self._clock.monotonic_ns()
+        if self._answered_ns is not None and now_ns - self._answered_ns < beat_ns:
+            return {}
+        session = LeaderSession(self._config, self._clock, self._whose)
+        try:
             await session.open()
-            await session.close()
-            self.see(session.server)
-            self._asked_ns = now_ns
+        except OrderchainError as error:
+            if self._on_refusal is not None:
+                self._on_refusal(error)
+            raise
+        await session.close()
+        self.see(session.server)
+        self._answered_ns = self._clock.monotonic_ns()
+        return {}
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._asks.close()
 
 
 _BEAT_OF_LEASE: Final = 0.2
@@ -579,6 +605,6 @@ class CommitLine:
 
     async def close(self) -> None:
         """Close the connection within a second, or drop it."""
-        await self.looks.close()
+        await asyncio.gather(self.looks.close(), self.newest.close())
         if self._session is not None:
             await self._session.close()
