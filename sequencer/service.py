@@ -524,7 +524,7 @@ class Sequencer:
         """Have an empty entry committed, if a database answers at all, and nothing else is.
 
         It takes over on the newest server, or finds that another process has. While none answers,
-        it would end a leader that nobody has replaced.
+        it would end a leader that was not replaced.
         """
         is_asking = self._asking is not None and not self._asking.done()
         if not self._is_open or self._failure is not None or self._batcher.rows or is_asking:

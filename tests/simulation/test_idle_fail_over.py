@@ -27,7 +27,7 @@ pytestmark = pytest.mark.simulation
 class IdleWorld(World):
     """A world in which the primary is replaced while nobody submits, and nothing else happens.
 
-    It stays away: one that comes back answers its leader until a commit waits there in vain.
+    It stays away: one that comes back answers its leader until a commit there has no answer.
     """
 
     def __init__(self, seed: int, *, sequencers: int) -> None:
