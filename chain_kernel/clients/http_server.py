@@ -160,6 +160,8 @@ class _HttpConnection(asyncio.Protocol):
         self._taken = asyncio.Event()
         self._taken.set()
         self._is_gone = False
+        self._has_end = False
+        """Whether nothing more will come; an answer may still be taken."""
         self._is_paused = False
         self._body_left = 0
         self.is_idle = True
@@ -182,9 +184,15 @@ class _HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
         self._news.set()
 
+    def eof_received(self) -> bool:
+        """Keep the connection open for the answer to a client that sends nothing more."""
+        self._has_end = True
+        self._news.set()
+        return True
+
     def connection_lost(self, error: Exception | None) -> None:
         """Wake who waits for the client."""
-        self._is_gone = True
+        self._is_gone = self._has_end = True
         self._news.set()
         self._taken.set()
         self._server.forget(self)
@@ -199,7 +207,7 @@ class _HttpConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close now, whatever is under way."""
-        self._is_gone = True
+        self._is_gone = self._has_end = True
         self._transport.abort()
 
     # -- requests
@@ -272,7 +280,7 @@ class _HttpConnection(asyncio.Protocol):
                         raise _no_http("METHOD /path HTTP/1.1")
                     if len(self._received) > self.limits.head_bytes_max:
                         break
-                    if self._is_gone:
+                    if self._has_end:
                         return None
                     await self._more()
         except TimeoutError:
@@ -306,14 +314,14 @@ class _HttpConnection(asyncio.Protocol):
         return self._body_left > 0
 
     async def gone(self) -> None:
-        """Wait until the client has gone."""
-        while not self._is_gone:
+        """Wait until the client has gone, or sends nothing more."""
+        while not self._has_end:
             await self._more()
 
     async def _more(self) -> None:
-        """Wait until something has come, or the client has gone."""
+        """Wait until something has come, or nothing more will."""
         self._news.clear()
-        if not self._is_gone:
+        if not self._has_end:
             await self._news.wait()
 
     def _forget(self, count: int) -> None:
@@ -361,7 +369,7 @@ class _HttpConnection(asyncio.Protocol):
         self._transport.write_eof()
         with suppress(TimeoutError), self.waiting():
             async with asyncio.timeout(_LINGER_SECONDS):
-                while not self._is_gone:
+                while not self._has_end:
                     self._forget(len(self._received))
                     await self._more()
 

@@ -215,6 +215,24 @@ async def test_stop_answers_requests_under_way_and_closes_what_idles() -> None:
         assert (await asked).endswith(b"/hold")
 
 
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (GET % b"hold", b"/hold"),
+        (b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nxyz", b"/bxyz"),
+        (b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nxy", b""),
+        (b"GET /a HTTP/1.1\r\n", b""),
+    ],
+)
+async def test_client_that_sends_nothing_more_is_answered(sent: bytes, answer: bytes) -> None:
+    async with serving() as (_, echo, port), connected(port, sent) as (reader, writer):
+        writer.write_eof()
+        if answer == b"/hold":
+            await echo.begun.wait()
+            echo.let_go.set()
+        assert (await _rest(reader)).endswith(answer)
+
+
 @pytest.mark.parametrize("turns", range(4))
 async def test_connection_that_is_accepted_at_the_end_is_closed(
     turns: int, monkeypatch: pytest.MonkeyPatch
