@@ -40,6 +40,10 @@ PIECE_BYTES: Final = 64 * 1024
 _LINGER_SECONDS: Final = 1.0
 
 _BACKLOG: Final = 1_024
+_ACCEPTED_AT_ONCE: Final = 16
+"""Then those that were accepted have their turn: a crowd closes no connection unread."""
+_FULL_SECONDS: Final = 0.002
+"""Until the next look for room, where each connection has a request under way."""
 
 _CONNECTIONS_MAX: Final = 5_000
 _DESCRIPTORS_KEPT: Final = 128
@@ -149,13 +153,44 @@ def _no_http(expected: str) -> HttpRefused:
 # -- a connection ----------------------------------------------------------------------------------
 
 
+class _Silent:
+    """A connection that has sent nothing yet: it costs a descriptor, and no task."""
+
+    is_idle = True
+    task = None
+
+    def __init__(self, server: HttpServer, client: socket.socket) -> None:
+        self._server = server
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(client, self._take)
+        self._timer = self._loop.call_later(server.limits.head_seconds, self.abort)
+
+    def abort(self) -> None:
+        """Close it."""
+        self._release()
+        self._client.close()
+
+    def _take(self) -> None:
+        self._release()
+        self._server.welcome(self._client)
+
+    def _release(self) -> None:
+        self._timer.cancel()
+        self._loop.remove_reader(self._client)
+        self._server.forget(self)
+
+
 class _HttpConnection(asyncio.Protocol):
     """One connection: requests one after the other, each wait for the client with a deadline."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, received: bytes) -> None:
         self._server = server
         self.limits = server.limits
-        self._received = bytearray()
+        self._received = bytearray(received)
+        self._transport: asyncio.Transport
+        self._is_made = False
+        self.task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._taken = asyncio.Event()
         self._taken.set()
@@ -170,11 +205,10 @@ class _HttpConnection(asyncio.Protocol):
     # -- as the transport calls it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for a request, and make room where there is none."""
-        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        """Keep the transport; `run` does the rest."""
+        self._transport = transport  # type: ignore[assignment]
+        self._is_made = True
         self._transport.set_write_buffer_limits(high=0)  # what is written has left the process
-        has_room = self._server.add(self)
-        self.task = asyncio.get_running_loop().create_task(self._run(has_room=has_room))
 
     def data_received(self, data: bytes) -> None:
         """Keep what has come, and take no more than a header or a piece."""
@@ -208,16 +242,17 @@ class _HttpConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close now, whatever is under way."""
         self._is_gone = self._has_end = True
-        self._transport.abort()
+        if self._is_made:
+            self._transport.abort()
 
     # -- requests
 
-    async def _run(self, *, has_room: bool) -> None:
+    async def run(self, client: socket.socket) -> None:
+        """Answer its requests, until it ends."""
         try:
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: self, client)
             async with asyncio.timeout(self.limits.connection_seconds):
-                if not has_room:
-                    expected = "the same request again: too many connections"
-                    raise HttpRefused(503, "unavailable", expected)
                 while await self._serve_one():
                     pass
                 if self._body_left:
@@ -226,17 +261,19 @@ class _HttpConnection(asyncio.Protocol):
             with suppress(ClientGone):
                 await self._refuse(refusal)
                 await self._linger()
-        except (ClientGone, TimeoutError):
+        except (OSError, TimeoutError):
             self.abort()
         finally:
-            self._transport.close()
+            if self._is_made:
+                self._transport.close()
+            else:
+                client.close()
             self._server.forget(self)
 
     async def _serve_one(self) -> bool:
         """Answer one request; return whether another one may follow it."""
         await asyncio.sleep(0)  # a client may send many requests at once: others have their turn
         self.is_idle = True
-        self._server.waiting.setdefault(self)
         head = await self._head()
         if head is None:
             return False
@@ -258,7 +295,10 @@ class _HttpConnection(asyncio.Protocol):
             raise HttpRefused(500, "failed", "no defect of the server") from error
         if not exchange.has_ended:
             raise ClientGone("an answer without an end")
-        return exchange.keeps_alive and not (self._body_left or self._server.is_ending)
+        if not exchange.keeps_alive or self._body_left or self._server.is_ending:
+            return False
+        self._server.waiting.setdefault(self)
+        return True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -282,6 +322,7 @@ class _HttpConnection(asyncio.Protocol):
                         break
                     if self._has_end:
                         return None
+                    self._server.waiting.setdefault(self)
                     await self._more()
         except TimeoutError:
             if not self._received:
@@ -469,46 +510,83 @@ class HttpServer:
     def __init__(self, app: AsgiApp, limits: HttpLimits) -> None:
         self.app = app
         self.limits = limits
-        self.connections: set[_HttpConnection] = set()
-        self.waiting: dict[_HttpConnection, None] = {}
+        self.connections: set[_HttpConnection | _Silent] = set()
+        self.waiting: dict[_HttpConnection | _Silent, None] = {}
         """Those that wait for their clients, the longest first."""
         self.is_ending = False
         self._asked_to_end = asyncio.Event()
 
     async def serve(self, listening: socket.socket, stop_seconds: float = 2.0) -> None:
         """Serve until `stop`, or cancelled; then give requests under way `stop_seconds`."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: _HttpConnection(self), sock=listening, backlog=_BACKLOG
-        )
+        listening.setblocking(False)
+        listening.listen(_BACKLOG)
+        self._listening = listening
+        self._loop = asyncio.get_running_loop()
+        self._listen()
         try:
             await self._asked_to_end.wait()
         finally:
             self.is_ending = True
-            if isinstance(loop, asyncio.SelectorEventLoop):
-                # `close` loses what was accepted and has not begun, with its socket.
-                loop.remove_reader(listening)
-                await _turns()
-            server.close()
+            self._loop.remove_reader(listening)
+            listening.close()
             await self._end(stop_seconds)
             await _turns()  # sockets of aborted connections are closed in the next turn
+
+    def _listen(self) -> None:
+        if not self.is_ending:
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        """Accept some of those that have come. Where there is no room, the others wait in line."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            has_room = self._make_room()
+            try:
+                if has_room:
+                    self.welcome(self._listening.accept()[0])
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptors, no memory
+                has_room = False
+            if not has_room:
+                self._loop.remove_reader(self._listening)
+                self._loop.call_later(_FULL_SECONDS, self._listen)
+                return
+
+    def welcome(self, client: socket.socket) -> None:
+        """Begin with what has come from a client, or wait for it."""
+        client.setblocking(False)
+        try:
+            received = client.recv(PIECE_BYTES)
+        except BlockingIOError:
+            silent = _Silent(self, client)
+            self.connections.add(silent)
+            self.waiting[silent] = None
+            return
+        except OSError:
+            received = b""
+        if not received:
+            client.close()
+            return
+        connection = _HttpConnection(self, received)
+        self.connections.add(connection)
+        connection.task = self._loop.create_task(connection.run(client))
 
     def stop(self) -> None:
         """Take no more requests, and let `serve` return."""
         self._asked_to_end.set()
 
-    def add(self, connection: _HttpConnection) -> bool:
+    def _make_room(self) -> bool:
         """Return whether there is room for one more, made by closing the longest waiting one."""
-        has_room = len(self.connections) < self.limits.connections_max
-        if not has_room and (longest := next(iter(self.waiting), None)) is not None:
-            has_room = True
-            longest.abort()
-            self.forget(longest)
-        self.connections.add(connection)
-        self.waiting[connection] = None
-        return has_room
+        if len(self.connections) < self.limits.connections_max:
+            return True
+        longest = next(iter(self.waiting), None)
+        if longest is None:
+            return False
+        longest.abort()
+        self.forget(longest)
+        return True
 
-    def forget(self, connection: _HttpConnection) -> None:
+    def forget(self, connection: _HttpConnection | _Silent) -> None:
         """Count it no longer."""
         self.connections.discard(connection)
         self.waiting.pop(connection, None)
@@ -518,9 +596,10 @@ class HttpServer:
             if connection.is_idle:
                 connection.abort()
         for timeout in (stop_seconds, 1.0):
-            tasks = [connection.task for connection in self.connections]
+            tasks = [each.task for each in self.connections if each.task is not None]
             if tasks:
                 await asyncio.wait(tasks, timeout=timeout)
             for connection in list(self.connections):
                 connection.abort()
-                connection.task.cancel()
+                if connection.task is not None:
+                    connection.task.cancel()

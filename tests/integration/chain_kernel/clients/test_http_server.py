@@ -7,7 +7,7 @@ import gc
 import resource
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -126,7 +126,7 @@ async def test_requests_that_one_connection_sends_ahead_take_no_memory() -> None
     count, held = 100_000, [0]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        held.append(max(len(each._received) for each in server.connections))
+        held.append(max(len(getattr(each, "_received", b"")) for each in server.connections))
         await echo(scope, receive, send)
 
     async with serving() as (server, echo, port):
@@ -203,6 +203,21 @@ async def test_client_that_is_waited_for_longest_makes_room(sent: bytes) -> None
         asked = GET.replace(b"here", b"h\r\nConnection: close") % b"a"
         assert (await answers(port, asked)).endswith(b"/a")
         assert len(server.connections) <= 4
+
+
+async def test_crowd_closes_no_connection_whose_request_was_not_read() -> None:
+    asked = GET.replace(b"here", b"h\r\nConnection: close") % b"a"
+    async with serving(connections_max=20) as (_, _, port):
+        with ExitStack() as crowd:
+            # All of them are there before the server has a turn.
+            first, *_ = [
+                crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
+                for _ in range(200)
+            ]
+            first.sendall(asked)
+            first.setblocking(False)
+            found = await asyncio.get_running_loop().sock_recv(first, 1_000)
+    assert found.endswith(b"/a")
 
 
 async def test_stop_answers_requests_under_way_and_closes_what_idles() -> None:
