@@ -212,7 +212,7 @@ async def test_crowd_closes_no_connection_whose_request_was_not_read() -> None:
             # All of them are there before the server has a turn.
             first, *_ = [
                 crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
-                for _ in range(200)
+                for _ in range(100)
             ]
             first.sendall(asked)
             first.setblocking(False)
