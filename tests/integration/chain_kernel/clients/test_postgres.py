@@ -88,6 +88,21 @@ async def test_password_of_a_passfile_is_used(secured: SecuredPostgres, tmp_path
     assert "wrong user or password" in await refused(config)
 
 
+@pytest.mark.parametrize("mode", ["verify-full", "require"])
+async def test_certificate_that_is_away_while_it_is_rotated_is_an_outage(
+    secured: SecuredPostgres, authority: Authority, tmp_path: Path, mode: str
+) -> None:
+    """A SettingError would end the leader, with the order in flight unknown."""
+    root = tmp_path / "authority.pem"
+    root.write_bytes(authority.path.read_bytes())
+    config = secured.right(sslmode=mode, sslrootcert=str(root))
+    assert await ask(config, IS_TLS) is True
+    root.rename(tmp_path / "away")
+    assert "sslrootcert" in await refused(config)
+    (tmp_path / "away").rename(root)
+    assert await ask(config, IS_TLS) is True
+
+
 @pytest.mark.parametrize("option", ["-c search_path=app", "--search-path=app"])
 async def test_option_of_a_config_takes_precedence(secured: SecuredPostgres, option: str) -> None:
     assert await ask(secured.right(options=option), "SHOW search_path") == "app"

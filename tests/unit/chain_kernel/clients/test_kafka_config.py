@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from chain_kernel.clients.kafka import connection_options
 from chain_kernel.clients.kafka_config import MECHANISMS, PROTOCOLS, KafkaConfig
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import ConnectError, SettingError
 from tests.certificates import Authority, pkcs8
 
 SECRET = "Tr0ub4dor"
@@ -125,6 +126,11 @@ def test_password_file_is_read_anew_without_its_line_break(tmp_path: Path) -> No
     file.unlink()
     with pytest.raises(SettingError):
         config.read_password()
+    # Each client is made with the file as it is then: while it is replaced that is an outage.
+    with pytest.raises(ConnectError, match="sasl_password_file"):
+        connection_options(config, "test")
+    file.write_text("four")
+    assert connection_options(config, "test")["sasl_plain_password"] == "four"
 
 
 def test_each_protocol_and_mechanism_has_a_config_that_is_right() -> None:
