@@ -159,6 +159,7 @@ def pyspark(version: str, release: str) -> Place:
     if not release:
         raise Missing(f"Maven has no {_CONNECTOR[0]} {version} with what it requires")
     made = _environment(f"pyspark-{version}", Path(sys.executable), f"pyspark=={release}")
+    _said_by([made, "-m", "chain_verifier.spark.connectors"])  # once, before several tests do
     return Place(release, made)
 
 
@@ -223,7 +224,7 @@ PARTS: Final = (
     ),
     Part(
         "PySpark",
-        dict.fromkeys(("4.0", "4.1", "4.2"), ""),
+        dict.fromkeys(("4.0", "4.1", "4.2", "4.3"), ""),
         ("tests/integration/chain_verifier",),
         pyspark,
     ),

@@ -7,6 +7,7 @@ there, and the first one that differs names where the service went wrong.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -18,6 +19,7 @@ from chain_kernel.model import Event
 
 State = TypeVar("State")
 
+_OWN: Final = __name__.partition(".")[0]
 _encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
@@ -45,6 +47,13 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
     for `id`."""
     outputs: str = ""
     """Names and types of what is given out, as Spark writes them: `price BIGINT, buyer STRING`."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Top-level modules that its functions are of, but for Python's own and this package."""
+        functions = (self.start, self.step, self.digest, self.group)
+        names = {str(getattr(each, "__module__", "")).partition(".")[0] for each in functions}
+        return tuple(sorted(names - {"__main__", "None", _OWN} - sys.stdlib_module_names))
 
 
 class Piece(NamedTuple):

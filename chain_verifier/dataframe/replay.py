@@ -92,8 +92,8 @@ def replay(
     have stored: `group, id, digest`, compared with the replayed state after each such id. Those
     that are stored after this call are not; `persist()` keeps what a service overwrites.
 
-    This package's code is sent to workers on other machines; a fold of a notebook goes with the
-    query, one of a module must be importable there.
+    The code of this package and of the fold's modules, where it is Python alone, is sent to workers
+    on other machines; a fold of a notebook goes with the query.
 
     A stream of rows gives the state of each group after each micro-batch that has orders of it.
     Spark keeps it, in RocksDB alone; the orders of a group in one micro-batch fit into memory.
@@ -102,7 +102,7 @@ def replay(
     of a stream, InputError for a stored state without id or digest, or a digest that is neither
     bytes nor hex as text.
     """
-    ship(rows.sparkSession)
+    ship(rows.sparkSession, *fold.modules)
     if until is not None:
         rows = rows.where(F.col("id") <= until)
     columns = dict.fromkeys(("id", *(fold.columns or EVENT)))

@@ -22,7 +22,7 @@ from chain_verifier.dataframe.columns import SCHEMA
 from chain_verifier.dataframe.database_rows import ChainHeads, PageRange, read_pages
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.topic_rows import TopicRange, read_topic, topic_ranges
-from chain_verifier.spark.shipping import ship
+from chain_verifier.spark.shipping import on_driver, ship
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -195,4 +195,5 @@ def register(spark: SparkSession) -> None:
     4.1 to 4.3 would keep it for every later query of the frame.
     """
     ship(spark)
-    spark.dataSource.register(ChainSource)
+    with on_driver(spark):
+        spark.dataSource.register(ChainSource)

@@ -23,11 +23,8 @@ from chain_verifier.places import checked_url, is_url
 from chain_verifier.spark.database import chain_address
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.own_session import ARROW_RECORDS
-from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame, Row, SparkSession
 
     from chain_verifier.config import DatabaseSource
@@ -111,13 +108,10 @@ def differences(
     source: DatabaseSource,
     chain_id: int,
     states: str,
-    modules: Sequence[str] = (),
 ) -> Compared:
     """Replay a chain from its database, and compare it with the stored states.
 
     `spark` is one that `open_session` has yielded, whose settings are ours.
-
-    Top-level `modules`, those of the fold, are sent to workers on other machines.
 
     Raises as `read_states`, InputError for a state without id or digest, SettingError for a chain
     with archived rows, RetryError for a database that is not at the last state yet, and what the
@@ -125,8 +119,6 @@ def differences(
     """
     register(spark)
     spark.conf.set(ARROW_RECORDS, _ARROW_RECORDS)
-    if modules:
-        ship(spark, *modules)
     options = {"url": str(source.database), "chains": str(chain_id)}
     heads = ChainHeads(ChainOptions.of(options))
     _whole(heads, chain_id)

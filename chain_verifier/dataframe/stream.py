@@ -15,6 +15,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Piece, Result, go_on
+from chain_verifier.spark.shipping import on_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +33,13 @@ def replayed_stream(rows: DataFrame, fold: Fold[Any], group: str, schema: Struct
 
     Spark keeps states of this kind in RocksDB alone.
     """
-    return rows.groupBy(group).transformWithStateInPandas(
-        statefulProcessor=_Groups(fold, schema.names),
-        outputStructType=schema,
-        outputMode="Append",
-        timeMode="None",
-    )
+    with on_driver(rows.sparkSession, *fold.modules):
+        return rows.groupBy(group).transformWithStateInPandas(
+            statefulProcessor=_Groups(fold, schema.names),
+            outputStructType=schema,
+            outputMode="Append",
+            timeMode="None",
+        )
 
 
 class _Groups(StatefulProcessor):

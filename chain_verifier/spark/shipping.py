@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import tempfile
 import zipfile
+from contextlib import contextmanager
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from chain_kernel.sql import schema_sql
 from chain_verifier.spark.own_session import is_connect
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ _PACKAGES: Final = ("chain_kernel", "chain_verifier", "orderchain")
 _SUFFIXES: Final = (".py", ".sql")
 _MADE: Final = (1980, 1, 1, 0, 0, 0)
 """One date for all files: the same code gives the same archive."""
+_PATH: Final = "PYTHONPATH"
 
 
 def ship(spark: SparkSession, *modules: str) -> None:
@@ -34,11 +39,37 @@ def ship(spark: SparkSession, *modules: str) -> None:
 
     Does nothing where workers are processes of this machine, which import what the driver imports.
     """
-    if not is_connect(spark) and str(spark.conf.get("spark.master")).startswith("local"):
+    if _is_remote(spark):
+        for path in _archives(modules):
+            spark.addArtifacts(path, pyfile=True)
+
+
+@contextmanager
+def on_driver(spark: SparkSession, *modules: str) -> Iterator[None]:
+    """Functions that are given to Spark in the block find the same in a Python on the driver, too.
+
+    Spark asks a stream's source and opens its state there, and gives that Python nothing that was
+    added. Over Connect, the driver is elsewhere.
+    """
+    if is_connect(spark) or not _is_remote(spark):
+        yield
         return
-    for names in (_PACKAGES, modules):
-        if names:
-            spark.addArtifacts(str(_archive_of(names)), pyfile=True)
+    environment = spark.sparkContext.environment
+    usual = environment.get(_PATH)
+    environment[_PATH] = os.pathsep.join([*_archives(modules), *([usual] if usual else [])])
+    try:
+        yield
+    finally:
+        del environment[_PATH]
+        environment.update({_PATH: usual} if usual else {})
+
+
+def _is_remote(spark: SparkSession) -> bool:
+    return is_connect(spark) or not str(spark.conf.get("spark.master")).startswith("local")
+
+
+def _archives(modules: tuple[str, ...]) -> list[str]:
+    return [str(_archive_of(names)) for names in (_PACKAGES, modules) if names]
 
 
 @cache
@@ -51,28 +82,39 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _archive_of(modules: tuple[str, ...]) -> Path:
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
-        for module in modules:
-            for name, content in _sources_of(module):
-                archive.writestr(zipfile.ZipInfo(name, _MADE), content)
+        sources = dict(each for module in modules for each in _sources_of(module))
+        if modules == _PACKAGES:
+            sources["chain_kernel/schema.sql"] = schema_sql().encode()  # elsewhere, in a checkout
+        for name, content in sources.items():
+            archive.writestr(zipfile.ZipInfo(name, _MADE), content)
     digest = hashlib.sha256(held.getvalue()).hexdigest()[:16]
     path = Path(_folder().name) / f"orderchain-{digest}.zip"
     path.write_bytes(held.getvalue())
     return path
 
 
-def _sources_of(module: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a top-level module or package, by their names in the archive."""
+def _sources_of(module: str) -> list[tuple[str, bytes]]:
+    """Return the files of a top-level module or package, by their names in the archive.
+
+    None of one that has compiled parts: workers must have it installed.
+    """
     spec = find_spec(module)
-    if spec is not None and spec.submodule_search_locations is not None:
-        yield from _files_below(files(module), module)
-    elif spec is not None and spec.origin is not None:
-        yield f"{module}.py", Path(spec.origin).read_bytes()
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        found = dict(_files_below(files(module), module))
+    else:
+        origin = Path(spec.origin or "")
+        found = {f"{module}{origin.suffix}": origin} if origin.is_file() else {}
+    if any(name.endswith(tuple(EXTENSION_SUFFIXES)) for name in found):
+        return []
+    return [(name, each.read_bytes()) for name, each in found.items() if name.endswith(_SUFFIXES)]
 
 
-def _files_below(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+def _files_below(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
     for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
         inner = f"{name}/{each.name}"
         if each.is_dir():
             yield from _files_below(each, inner)
-        elif each.name.endswith(_SUFFIXES):
-            yield inner, each.read_bytes()
+        else:
+            yield inner, each

@@ -42,8 +42,7 @@ def replay_states(
         bar.move_to(0, "starting Spark")
         spark = closing.enter_context(open_session(master))
         bar.move_to(0, f"replaying chain {chain_id}")
-        modules = [fold_name.partition(":")[0].partition(".")[0]]
-        found = differences(spark, fold, database, chain_id, states, modules=modules)
+        found = differences(spark, fold, database, chain_id, states)
     if as_json:
         known = {"chain": chain_id, "states": states, "compared": found.states}
         data_json(known | {"differences": found.differences})

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from chain_verifier.dataframe.fold import digest_of
 from tests.command_call import Done
 from tests.integration.chain_verifier.cluster import (
     SUBMIT,
@@ -73,6 +74,44 @@ COUNT = """
 from orderchain.spark import Fold
 
 COUNT = Fold(start=lambda group: 0, step=lambda count, orders: (count + len(orders), ()))
+"""
+
+STREAM = """
+import sys
+from pyspark.sql import SparkSession
+import orderchain.spark
+import count_orders
+
+state = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+settings = SparkSession.builder.config("spark.sql.streaming.stateStore.providerClass", state)
+spark = settings.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+url, chain, folder = sys.argv[1:]
+orderchain.spark.register(spark)
+
+def replayed(reader):
+    orders = reader.format("orderchain").option("url", url).load(chain)
+    return orderchain.spark.replay(orders, count_orders.COUNT).states
+
+query = replayed(spark.readStream).writeStream.format("parquet").option("path", folder + "/states")
+query = query.option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True)
+query.start().awaitTermination()
+found = spark.read.parquet(folder + "/states")
+for states in (found, replayed(spark.read)):
+    print(*((row["rows"], row["digest"].hex()) for row in states.collect()))
+print("PYTHONPATH is set:", "PYTHONPATH" in spark.sparkContext.environment)
+spark.stop()
+"""
+
+COUNT_OF_MODULE = """
+from orderchain.spark import Fold
+
+def start(group):
+    return 0
+
+def step(count, orders):
+    return count + len(orders), ()
+
+COUNT = Fold(start=start, step=step)
 """
 
 STATES = '{"group": "", "id": 1, "digest": "00"}\n'
@@ -146,6 +185,28 @@ def test_page_runs_as_typed_where_the_package_is_not_installed(
         )
     assert connected.code == 0, connected.err[-3_000:]
     assert shown in connected.out
+
+
+def test_stream_is_replayed_where_neither_package_nor_module_is_installed(
+    cluster: SparkCluster, url: str, bare_python: str, tmp_path: Path
+) -> None:
+    """The driver's own Python of a stream's state has no file that was sent to workers."""
+    program, elsewhere = tmp_path / "app" / "run.py", tmp_path / "elsewhere"
+    program.parent.mkdir()
+    elsewhere.mkdir()
+    program.write_text(STREAM)
+    (program.parent / "count_orders.py").write_text(COUNT_OF_MODULE)
+    done = run(
+        *(SUBMIT, "--master", cluster.master, "--conf", f"spark.pyspark.python={bare_python}"),
+        *("--conf", f"spark.pyspark.driver.python={sys.executable}"),
+        *(program, url, CHAIN_ID, tmp_path),
+        environ=spark_environment(os.environ),
+        folder=elsewhere,
+    )
+    assert done.code == 0, done.out[-3_000:]
+    stream, frame, is_set = done.out.splitlines()
+    assert stream == frame == str((len(ROWS), digest_of(len(ROWS)).hex()))
+    assert is_set.endswith("False")
 
 
 class Gated:
