@@ -14,16 +14,16 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
 
 def masked(text: str) -> str:
     """Return a text that may be an address, or several, without its password, and without the
-    options of a URL that is no database's: some of them are keys.
+    options and the fragment of a URL that is no database's: some of them are keys.
     """
     if "://" in text and not text.startswith("postgres"):
-        place, mark, _ = text.partition("?")
-        return mask_dsn(place) + (mark and f"?{_HIDDEN}")
+        place, *rest = re.split("([?#])", text, maxsplit=1)
+        return mask_dsn(place) + (f"{rest[0]}{_HIDDEN}" if rest else "")
     if "://" in text:
         return mask_dsn(text)
     login, at, hosts = text.rpartition("@")
-    # After a slash it is a path, which may hold both.
-    return f"{_HIDDEN}@{hosts}" if at and ":" in login.partition("/")[0] else text
+    is_path = text.startswith(("/", ".", "~"))  # which may hold both
+    return f"{_HIDDEN}@{hosts}" if at and ":" in login and not is_path else text
 
 
 def mask_dsn(dsn: str) -> str:

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.session import Session, SessionConfig, check_durability
+from chain_kernel.clients.session import (
+    Session,
+    SessionConfig,
+    check_durability,
+    check_server,
+)
 from chain_kernel.model import ServerIdentity
 from chain_kernel.sql import load_sql, require_version, tables_of
 from outbox.roles import OUTBOX_RELAY
@@ -125,9 +130,14 @@ class OutboxSession(Session):
         self._woken = woken
         self._is_unsafe = settings.unsafe_durability
 
-    async def barrier(self) -> None:
-        """Return once what can be read here outlives a failover."""
+    async def barrier(self, read_on: Connection | None) -> None:
+        """Return once what was read on a connection outlives a failover.
+
+        Raises RetryError where another host has become the primary since: it may lack that.
+        """
         await self.fetch(BARRIER)
+        if read_on is not None:
+            check_server(read_on)
 
     async def check_durability(self) -> None:
         """Check the server's settings again."""

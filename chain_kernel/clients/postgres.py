@@ -330,8 +330,15 @@ def _require_one(
 ) -> None:
     """Raise RetryError where another server writes the same timeline: neither replaces the other.
 
-    Both were promoted, or one is a copy of the other's files. What one has the other may lack.
+    Both were promoted, or one is a copy of the other's files. What one has the other may lack. So
+    is a primary of another cluster, as before an upgrade: their timelines say nothing.
     """
+    clusters = {each["system_identifier"] for _, each in answered if each["timeline"]}
+    if len(clusters) > 1:
+        raise RetryError(
+            f"servers of {config.shown} are primaries of different clusters, by their system "
+            f"identifiers {' and '.join(map(str, sorted(clusters)))}: end all but the right one"
+        )
     twins = {newest[1]["started_at"], *(
         server["started_at"] for _, server in answered
         if server["timeline"] and server["timeline"] == newest[1]["timeline"]

@@ -73,7 +73,10 @@ def require_newest(found: ServerIdentity) -> None:
     """
     newest = _NEWEST.setdefault(found.system_identifier, found)
     if 0 < found.timeline < newest.timeline:
-        raise RetryError(f"a primary that was replaced ({found}) answers, not the new ({newest})")
+        raise RetryError(
+            f"a primary that was replaced ({found}) answers, not the new ({newest}); if that is "
+            "meant, as with a restored backup, restart this process"
+        )
     if found.timeline > newest.timeline:
         _NEWEST[found.system_identifier] = found
 
@@ -91,9 +94,9 @@ def is_replaced(connection: Connection) -> bool:
 
 
 def check_server(connection: Connection) -> None:
-    """Raise RetryError where `is_replaced`: what is committed there would be nowhere."""
+    """Raise RetryError where `is_replaced`: what is found or committed there does not count."""
     if is_replaced(connection):
-        raise RetryError("another host has become the primary: nothing is committed here")
+        raise RetryError("another host has become the primary: this one does not count")
 
 
 class ClosedAtExit(ABC):
@@ -291,6 +294,8 @@ class Session:
         self._failed: Exception | None = None  # what the last connect raised
         self._connects = 0
         self._connection: Connection | None = None
+        self.last: Connection | None = None
+        """That of the last call that succeeded; another caller's, once something was awaited."""
         self._opened_at = 0.0
         self._was_cancelled = False  # whether a wait for a standby was, on this connection
         self._release: asyncio.TimerHandle | None = None
@@ -366,6 +371,7 @@ class Session:
                         yield connection
                     if self._was_cancelled:
                         raise SyncWaitCancelled
+                    self.last = connection
             except BaseException as error:
                 self._abandon()
                 if isinstance(error, Exception) and (refused := self._refused(error)) is not error:

@@ -194,9 +194,7 @@ class CheckedSender(ServiceOfParts):
         applied = [(each, consumer) for each in proofs.keys() - set(refused)]
         if not applied:
             return ConfirmOutcome(0, 0, 0, 0, 0), refused
-        done = await self._store.apply(applied)
-        if done.repeated or done.unknown:  # found, not written: see `MessageApi`
-            await self._store.barrier()
+        done = await self._store.apply(applied, outlives=True)  # see `MessageApi`
         self._counters.consumed += done.consumed
         self._counters.repeated += done.repeated
         self._counters.unknown += done.unknown
@@ -215,12 +213,13 @@ class CheckedSender(ServiceOfParts):
         self._parts.home.check()
         ids, token = sorted(set(message_ids)), uuid4()
         rows = await self._session.fetch(SQL["give_up"], ids, consumer, _GIVEN_UP, CLAIMS_MAX)
+        read_on = self._session.last
         self._report_abnormal(rows)
         rows = await self._session.fetch(SQL["claim"], ids, consumer, token, _SENDABLE, CLAIMS_MAX)
         claimed = {row[0] for row in rows}
         tried = await self._send_again(consumer, claimed, token)
         if len(claimed) < len(ids):  # the service never asks again about what has ended
-            await self._session.barrier()
+            await self._session.barrier(read_on)
         replies = dict.fromkeys(ids, Reply.ENDED)
         for message_id in claimed:
             if message_id in tried:

@@ -230,16 +230,16 @@ class Admission:
         else:
             opened = _InboxAnswer(claimed, others, stored, connection, transaction)
         if others:
-            await self._outlive(opened)
+            await self._outlive(opened, connection)
         return opened
 
-    async def _outlive(self, opened: _InboxAnswer) -> None:
+    async def _outlive(self, opened: _InboxAnswer, read_on: Connection) -> None:
         """Return once what was found outlives a failover: only then is it finished.
 
         The process that wrote it may have been cut off while it waited for the standby.
         """
         try:
-            await self.outcomes.connections.barrier()
+            await self.outcomes.connections.barrier(read_on)
         except BaseException:
             if opened.connection is not None:
                 self.outcomes.connections.drop(opened.connection)

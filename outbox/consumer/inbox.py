@@ -17,7 +17,7 @@ import msgspec
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
-from chain_kernel.clients.session import Connections, Session, SessionConfig
+from chain_kernel.clients.session import Connections, Session, SessionConfig, check_server
 from chain_kernel.clock import ns_of, time_of
 from chain_kernel.errors import ConnectError, RetryError
 from chain_kernel.sql import load_sql, require_version
@@ -110,8 +110,12 @@ class ConsumerConnections(Connections):
         """Return the deadline of our own statements, for `async with`."""
         return asyncio.timeout(self._config.statement_seconds)
 
-    async def barrier(self) -> None:
-        """Return once what can be read here outlives a failover. Raises what a database raises."""
+    async def barrier(self, read_on: Connection) -> None:
+        """Return once what was read on a connection outlives a failover.
+
+        Raises what a database raises; RetryError where another host has become the primary since:
+        it may lack that.
+        """
         connection = await self.take()
         try:
             await connection.execute(BARRIER, timeout=self._config.statement_seconds)
@@ -120,6 +124,7 @@ class ConsumerConnections(Connections):
             self.drop(connection)
             raise
         self.give_back(connection)
+        check_server(read_on)
 
     def refusal(self, error: Exception) -> Exception:
         """Return what to raise after a statement raised `error`; see `statement_refusal`."""

@@ -31,7 +31,7 @@ from chain_kernel.clients.session import (
     require_newest,
     watch_for_cancelled_waits,
 )
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import OrderchainError, SettingError
 from chain_kernel.text import counted, reason_of
 from outbox.destination import MESSAGES_MAX
 from outbox.errors import DestinationMissing, MessageError, OutboxFull
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from chain_kernel.clients.postgres import Connection, Record
+    from outbox.session import OutboxSession
 
 
 _log = logging.getLogger(__name__)
@@ -129,6 +130,14 @@ async def wake(connection: Connection) -> None:
     try:
         await fetch_of_owner(connection, WAKE)
     except DRIVER_ERRORS as error:
+        _log.debug("the relays are not woken: %s", reason_of(error))
+
+
+async def wake_over(session: OutboxSession) -> None:
+    """Do `wake` over a session. Raises nothing where that cannot be opened: all is committed."""
+    try:
+        await session.run(wake)
+    except OrderchainError as error:
         _log.debug("the relays are not woken: %s", reason_of(error))
 
 

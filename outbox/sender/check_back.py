@@ -34,7 +34,7 @@ from chain_kernel.tasks import SelfCancelled, of_others
 from chain_kernel.text import printable, reason_of
 from outbox.parts import endless
 from outbox.records import DUE_NS_MAX
-from outbox.sender.business import wake
+from outbox.sender.business import wake_over
 from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
 from outbox.sender.sweep import report_abnormal
@@ -265,10 +265,10 @@ class CheckBack:
         for change, message_ids in decided.items():
             if message_ids:
                 await decide_messages(self._session, change, message_ids, token)
-        if decided[Change.COMMITTED]:
-            await self._session.run(wake)
         if again:
             await self._session.execute(SQL["ask_again"], *zip(*again, strict=True), token)
+        if decided[Change.COMMITTED]:
+            await wake_over(self._session)
 
     async def _give_up(self, token: UUID, used_up: Sequence[DueCheck]) -> None:
         if used_up:

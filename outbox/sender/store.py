@@ -159,11 +159,17 @@ class RelayStore:
 
     # ---------------------------------------------------------------------------------- confirms
 
-    async def apply(self, confirms: Sequence[tuple[UUID, str]]) -> ConfirmOutcome:
-        """Move deliveries, by message and consumer, to `consumed`; each of them once."""
+    async def apply(
+        self, confirms: Sequence[tuple[UUID, str]], *, outlives: bool = False
+    ) -> ConfirmOutcome:
+        """Move deliveries, by message and consumer, to `consumed`; each of them once.
+
+        `outlives`: what was found, and not written, outlives a failover when this returns.
+        """
         ordered = sorted(set(confirms))
         ids, consumers = zip(*ordered, strict=True) if ordered else ((), ())
         rows = await self._confirm.fetch(SQL["applied"], ids, consumers, sources(Change.APPLIED))
+        read_on = self._confirm.last
         consumed, early, late = (sum(row[name] for row in rows) for name in _COUNTS)
         repeated = len(confirms) - len(ordered)
         missing = len(ordered) - consumed
@@ -172,6 +178,8 @@ class RelayStore:
             # Those of this same statement are done by now, too.
             before = max(rows[0]["repeated"] - consumed, 0)
             repeated, missing = repeated + before, max(missing - before, 0)
+        if outlives and (repeated or missing):
+            await self._confirm.barrier(read_on)
         return ConfirmOutcome(consumed, early, late, repeated, missing)
 
     async def postpone(self, retries: Sequence[tuple[UUID, str, int]]) -> None:
@@ -202,10 +210,6 @@ class RelayStore:
                 SQL["save_troubles"], topics, [reasons[topic] for topic in topics]
             )
         await self._write.execute(SQL["end_troubles"], sorted(over))
-
-    async def barrier(self) -> None:
-        """Return once what can be read here outlives a failover. Raises RetryError."""
-        await self._confirm.barrier()
 
     async def close(self) -> None:
         """Close the connections; never raises."""

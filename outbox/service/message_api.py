@@ -19,7 +19,7 @@ from chain_kernel.sql import load_sql
 from chain_kernel.tracing import TRACEPARENT, TRACESTATE
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, made_at
-from outbox.sender.business import store_messages, wake
+from outbox.sender.business import store_messages, wake_over
 from outbox.sender.check_back import decide_messages, standings
 from outbox.sender.store import RelayStore, headers_of
 from outbox.service.interface import Decided, Page, ShownDelivery, ShownMessage, StoredMessages
@@ -181,15 +181,17 @@ class MessageApi:
             check_at = self._now() + timedelta(seconds=rules.first_seconds)
         async with self._sessions.take() as session:
             for _ in range(_STORE_TRIES):
-                new = await self._new_of(session, sender, messages, is_prepared=is_prepared)
+                new, read_on = await self._new_of(
+                    session, sender, messages, is_prepared=is_prepared
+                )
                 if await _stored(session, new, sender, check_at):
                     break
             else:
                 raise MessageError("message_id", "one of several", "an id of its own")
-            if new and not is_prepared:
-                await session.run(wake)
             if len(new) < len(messages):
-                await session.barrier()
+                await session.barrier(read_on)
+            if new and not is_prepared:
+                await wake_over(session)
         ids = [str(message.message_id) for message in messages]
         return StoredMessages(ids, len(messages) - len(new))
 
@@ -197,6 +199,7 @@ class MessageApi:
         """Commit or roll back messages: all of them, or none where one can't be."""
         async with self._sessions.take() as session:
             before = await standings(session, message_ids)
+            read_on = session.last
             undecided = [
                 message_id
                 for message_id in message_ids
@@ -211,18 +214,15 @@ class MessageApi:
                     for message_id in late:
                         if _is_undecided(sender, change, message_id, after.get(message_id)):
                             raise TransitionRefused("unknown", _WORDS[change], "prepared")
-            if decided and change is Change.COMMITTED:
-                await session.run(wake)
             if len(decided) < len(message_ids):
-                await session.barrier()
+                await session.barrier(read_on)
+            if decided and change is Change.COMMITTED:
+                await wake_over(session)
         return Decided(len(decided), len(message_ids) - len(decided))
 
     async def confirm(self, consumer: str, message_ids: Sequence[UUID]) -> ConfirmOutcome:
         """Move deliveries to `consumed`, as a consumer's confirm on Kafka does."""
-        applied = await self._confirms.apply([(each, consumer) for each in message_ids])
-        if applied.repeated:
-            await self._confirms.barrier()
-        return applied
+        return await self._confirms.apply([(each, consumer) for each in message_ids], outlives=True)
 
     async def get(self, sender: str, message_id: UUID) -> ShownMessage:
         """Return a message of the sender's with its deliveries. Raises HttpRefusal."""
@@ -293,14 +293,15 @@ class MessageApi:
         messages: Sequence[Message],
         *,
         is_prepared: bool,
-    ) -> list[Message]:
-        """Return those that are not stored yet.
+    ) -> tuple[list[Message], Connection | None]:
+        """Return those that are not stored yet, and the connection on which they were looked for.
 
         Raises HttpRefusal if another one has the id, or if this one was not stored by the same
         request: an answer must not promise what will not happen.
         """
         ids = sorted(message.message_id for message in messages)
         rows = await session.fetch(SQL["stored"], ids, ids[0], ids[-1])
+        read_on = session.last
         stored = {row["message_id"]: row for row in rows}
         for message in messages:
             row = stored.get(message.message_id)
@@ -316,7 +317,7 @@ class MessageApi:
                     409, "stored_otherwise", "message_id", str(message_id),
                     f"a message that is {expected}; it is {state.shown}",
                 )  # fmt: skip
-        return [message for message in messages if message.message_id not in stored]
+        return [message for message in messages if message.message_id not in stored], read_on
 
 
 async def _stored(

@@ -261,7 +261,10 @@ def judge(settings: Settings) -> None:
         for address in given if isinstance(given, tuple) else (given,):
             if address:
                 checked_dsn(name, address)
-    database, kafka = settings.database or "postgresql://localhost/any", settings.kafka or "any:1"
+    database, kafka = (
+        settings.database or "postgresql://any@localhost/any",
+        settings.kafka or "any:1",
+    )
     sequencer_config(replace(settings, database=database, kafka=kafka), 1)
 
 

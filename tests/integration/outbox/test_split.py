@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import asyncpg
 import pytest
@@ -32,7 +32,7 @@ from outbox.callback.config import CallbackConfig
 from outbox.consumer.inbox import ConsumerConnections
 from outbox.message import draw_message_ids
 from outbox.records import common_headers, encode_checks, encode_confirms, record_headers
-from outbox.sender.business import watched_transaction
+from outbox.sender.business import wake, watched_transaction
 from outbox.sender.check_back import (
     CheckBack,
     CheckingConfig,
@@ -42,6 +42,8 @@ from outbox.sender.check_back import (
 from outbox.sender.due_decisions import Answer, CheckRules
 from outbox.service.config import ServiceConfig
 from outbox.service.message_api import MessageApi
+from outbox.session import OutboxSession
+from outbox.statuses import Change
 from tests.builders.standbys import ServerPair, pair_in
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
@@ -389,3 +391,70 @@ async def test_slow_handler_commits_nothing_on_a_primary_that_was_replaced_meanw
     assert [row[0] for row in found] == [b"quick", b"slow"]
     new.terminate()
     await producer.stop()
+
+
+async def test_what_was_found_on_the_old_primary_is_not_answered_after_a_barrier_of_the_new_one(
+    split: Split, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stored there while the new one was promoted, which lacks it."""
+    relay = RelayConfig(database=split.dsn, kafka=kafka_server.bootstrap)
+    api = MessageApi(ServiceConfig(relay=relay, connections=1), SystemClock())
+    consumer = ConsumerConfig(
+        name="books", topics=("split",), kafka=kafka_server.bootstrap, database=split.dsn
+    )  # fmt: skip
+    connections = ConsumerConnections(consumer)
+    read_on = await connections.take()
+    await api.is_ready()
+    new = await split.promote()
+    (message_id,) = draw_message_ids(1)
+    given = [Message(message_id, "clearing", b"x")]
+    await api.store("payments", given, is_prepared=False)
+    barrier = OutboxSession.barrier
+
+    async def anew(session: OutboxSession, *given: Any) -> None:
+        session._abandon()  # as after a deadline of another caller
+        await barrier(session, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OutboxSession, "barrier", anew)
+        with pytest.raises(RetryError, match="another host"):
+            await api.store("payments", given, is_prepared=False)
+    with pytest.raises(RetryError, match="another host"):
+        await connections.barrier(read_on)
+    assert (await api.store("payments", given, is_prepared=False)).repeated == 0
+    connections.drop(read_on)
+    await connections.close()
+    await api.close()
+    new.terminate()
+
+
+async def test_relays_that_cannot_be_woken_fail_nothing_that_is_stored(
+    split: Split, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = OutboxSession.run
+
+    async def run_but_wake(session: OutboxSession, work: Any) -> Any:
+        if work is wake:
+            raise RetryError("the session cannot be opened")
+        return await run(session, work)
+
+    monkeypatch.setattr(OutboxSession, "run", run_but_wake)
+    relay = RelayConfig(database=split.dsn, kafka=kafka_server.bootstrap)
+    checking = CheckingConfig(rules=CheckRules(first_seconds=0.01))
+    api = MessageApi(ServiceConfig(relay=relay, checking=checking), SystemClock())
+    ids = draw_message_ids(4)
+    stored, *prepared = (Message(each, "clearing", b"x") for each in ids)
+    assert (await api.store("payments", [stored], is_prepared=False)).repeated == 0
+    await api.store("payments", prepared, is_prepared=True)
+    assert (await api.decide("payments", Change.COMMITTED, ids[1:2])).decided == 1
+
+    async def ask(sender: str, asked: Sequence[UUID]) -> Mapping[UUID, Answer]:
+        return {ids[2]: Answer.DONE}
+
+    await split.old.execute("UPDATE outbox_pending SET next_send_at = now() WHERE NOT is_decided")
+    checks = CheckBack(relay, ask, checking)
+    assert await checks.check_once() == 2
+    written = "SELECT last_error FROM outbox_pending WHERE message_id = $1 AND claim_token IS NULL"
+    assert await split.old.fetchval(written, ids[3])
+    await checks.close()
+    await api.close()

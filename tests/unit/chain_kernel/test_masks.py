@@ -58,10 +58,18 @@ def test_password_among_the_options_never_shows_even_unescaped(password: str, na
 @example(f"a@{SECRET}")
 @example(f"a,{SECRET}")
 def test_login_of_an_address_without_a_scheme_never_shows(password: str) -> None:
-    for address in (f"u:{password}@host:9092", f"a:1,u:{password}@host:9092,b:2"):
+    for address in (
+        f"u:{password}@host:9092",
+        f"a:1,u:{password}@host:9092,b:2",
+        f"u/x:{password}@host:9092",
+    ):
         assert SECRET not in masked(address)
         assert SECRET not in str(SettingError("kafka", address, "host:port"))
         assert SECRET not in str(shown("kafka", address))
+
+
+def test_fragment_of_a_url_never_shows() -> None:
+    assert masked(f"https://host/x#token={SECRET}") == "https://host/x#***"
 
 
 @pytest.mark.parametrize(

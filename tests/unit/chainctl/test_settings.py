@@ -360,3 +360,15 @@ def test_whole_secrets_are_hidden_and_no_flag_takes_them(
     assert [name for name in SETTING_NAMES if not has_flag(name)] == sorted(
         map(str.lower, given), key=SETTING_NAMES.index
     )
+
+
+def test_config_show_needs_no_name_of_the_account(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs under a number."""
+
+    def nameless() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert main(["config", "show"]) == 0, capsys.readouterr().err

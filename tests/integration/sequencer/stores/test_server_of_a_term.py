@@ -16,15 +16,16 @@ from chain_kernel.clock import SystemClock
 from chain_kernel.errors import RetryError, SettingError
 from chain_kernel.model import ClientNumber, KeyPage, Term
 from chain_kernel.sql import SEQUENCER_WRITER
-from local_stack import PostgresServer
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
 from sequencer import SequencerConfig, open_sequencer
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from sequencer.stores.session import CommitLine, NewestServer
 from tests.builders.created_chain import Chain
-from tests.builders.standbys import standby_of
+from tests.builders.standbys import SMALL, standby_of
 from tests.deadlines import in_time
 from tests.integration.sequencer.conftest import MakeChain
 
@@ -219,6 +220,23 @@ async def test_two_standbys_that_were_promoted_are_named_and_neither_is_led(
         other_name = f"127.0.0.1:{two.config.port}", f"localhost:{one.config.port}"
         twice = msgspec.structs.replace(both, database=both.database.replace(*other_name))
         assert (await led(twice)).server.timeline == 2
+
+
+async def test_primaries_of_two_clusters_are_named_and_neither_is_taken(
+    make_chain: MakeChain, postgres_server: PostgresServer, server_folder: Path, database_name: str
+) -> None:
+    """As after an upgrade, whose new cluster is on timeline 1: the higher one says nothing."""
+    chain = await make_chain(copies=0)
+    other = PostgresServerConfig(
+        directory=server_folder / "other", port=free_port(),
+        passwords=postgres_server.config.passwords, **SMALL,
+    )  # fmt: skip
+    with PostgresServer(other) as strange:
+        strange.prepare_roles()
+        strange.create_database(database_name)
+        both = Split(chain, postgres_server, strange, database_name)
+        with pytest.raises(RetryError, match=r"of different clusters, .* \d+ and \d+: end all"):
+            await led(both.config(postgres_server, strange))
 
 
 @pytest.mark.parametrize("target", ["", "any", "standby", "prefer-standby", "read-only"])
