@@ -139,20 +139,25 @@ def check_topic_name(topic: str, flag: str = "topic") -> str:
     return topic
 
 
-async def unreadable_at(
-    settings: Settings, source: str, offset: int
-) -> tuple[UnreadableRecord | None, int]:
-    """Return what cannot be read at `offset` of a partition, and the partition's end.
-
-    `source` is topic:TOPIC:PARTITION. Raises SettingError, ConnectError, RetryError.
-    """
-    from chain_kernel.clients.kafka import TopicPartition, find_unreadable
-    from chain_kernel.clients.kafka_errors import connecting
-
+def partition_of(source: str) -> tuple[str, int]:
+    """Return topic and partition of topic:TOPIC:PARTITION. Raises SettingError."""
     kind, _, place = source.partition(":")
     topic, _, partition = place.rpartition(":")
     if kind != "topic" or not partition.isdecimal():
         raise SettingError("source", source, "topic:TOPIC:PARTITION: a file is read in whole")
+    return topic, int(partition)
+
+
+async def unreadable_at(
+    settings: Settings, at: tuple[str, int], offset: int
+) -> tuple[UnreadableRecord | None, int]:
+    """Return what cannot be read from `offset` on, if it is the next record, and the end.
+
+    Raises SettingError, ConnectError, RetryError.
+    """
+    from chain_kernel.clients.kafka import TopicPartition, find_unreadable
+    from chain_kernel.clients.kafka_errors import connecting
+
     config, seconds = settings.kafka_config(), settings.connect_seconds
-    async with connecting(config, seconds, doing=f"read topic {topic}"):
-        return await find_unreadable(config, TopicPartition(topic, int(partition)), offset, seconds)
+    async with connecting(config, seconds, doing=f"read topic {at[0]}"):
+        return await find_unreadable(config, TopicPartition(*at), offset, seconds)

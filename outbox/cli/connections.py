@@ -9,7 +9,7 @@ from chain_kernel.clients.postgres import require_sight
 from chain_kernel.errors import SchemaError, SettingError
 from chainctl.database import connected_to
 from chainctl.schema.parts import has_part
-from chainctl.topics import unreadable_at
+from chainctl.topics import partition_of, unreadable_at
 from outbox.roles import OUTBOX_OPERATOR
 from outbox.session import tables_of_part
 
@@ -57,23 +57,25 @@ async def pass_over(
     ConnectError, RetryError. The act is stored with the broker's answer, or not at all.
     """
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.record_source import go_past
+    from outbox.consumer.record_source import go_past, next_offset_of
 
-    record, end = await unreadable_at(settings, source, offset)
-    if record is None or record.offset != offset or record.missing is not None:
-        raise SettingError("offset", offset, "a record that cannot be read")
-    next_offset = min(record.next_offset, end)
-    topic, partition = record.at
+    at = partition_of(source)
     config = ConsumerConfig(
-        name=consumer, topics=(topic,), kafka=settings.kafka_config(),
+        name=consumer, topics=(at[0],), kafka=settings.kafka_config(),
         database=settings.database_dsn(),
     )  # fmt: skip
+    start = await next_offset_of(config, at)
+    record, end = await unreadable_at(settings, at, start)
+    if record is None or record.offset != offset or record.missing is not None:
+        expected = "the next record of this consumer, and one that cannot be read"
+        raise SettingError("offset", offset, expected)
+    next_offset = min(record.next_offset, end)
     if not by.is_dry_run:
         past = f"{source} from {offset} to {next_offset}: {record.reason}"
         async with letters_of(settings) as letters, letters.transaction():
             if not await letters.pass_over(consumer, past, actor=by.actor, reason=by.reason):
                 raise SettingError("consumer", consumer, "one of this database")
-            await go_past(config, (topic, partition), offset, next_offset)
+            await go_past(config, at, start, next_offset)
     return next_offset
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,7 +43,7 @@ from outbox.errors import BadRecord
 from outbox.sender.message_sender import TopicTroubles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from chain_kernel.clients.kafka import ConsumerRecord
@@ -406,23 +406,15 @@ async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partit
     those between, which is your responsibility. Raises SettingError if a process of this consumer
     is running, ConnectError, RetryError. If it raises, call it again: it may be half done.
     """
-    kafka, consumer = KafkaConfig.of(config.kafka), _kafka_consumer(config)
-    async with (
-        connecting(kafka, config.connect_seconds, doing=f"commit as group {config.name}"),
-        started(consumer, config.close_seconds),
-    ):
-        try:
-            partitions = await _all_partitions(config, config.topics)
-            for topic in config.topics:
-                if TopicPartition(topic, 0) not in partitions:
-                    raise SettingError("topic", topic, "one that exists")
-            consumer.assign(partitions)
-            ends = await _ends(consumer, partitions, start)
-            offsets = {at: chosen_offset(start, ends[at]) for at in partitions}
-            await consumer.commit(offsets)
-        except CommitFailedError as error:
-            expected = "one of which no process is running: stop it first"
-            raise SettingError("consumer", config.name, expected) from error
+    async with _acting(config) as consumer:
+        partitions = await _all_partitions(config, config.topics)
+        for topic in config.topics:
+            if TopicPartition(topic, 0) not in partitions:
+                raise SettingError("topic", topic, "one that exists")
+        consumer.assign(partitions)
+        ends = await _ends(consumer, partitions, start)
+        offsets = {at: chosen_offset(start, ends[at]) for at in partitions}
+        await consumer.commit(offsets)
     starts: dict[str, list[int]] = {topic: [] for topic in config.topics}
     for at in partitions:
         starts[at.topic].append(offsets[at])
@@ -430,26 +422,49 @@ async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partit
     return {(at.topic, at.partition): offset for at, offset in offsets.items()}
 
 
-async def go_past(config: ConsumerConfig, at: Partition, offset: int, next_offset: int) -> None:
-    """Have a consumer that is not running go on at `next_offset`, not at the record at `offset`.
+async def next_offset_of(config: ConsumerConfig, at: Partition) -> int:
+    """Return the offset from which on a consumer goes on in a partition, once it runs.
 
-    Raises SettingError if a process of it is running, or if it has to begin elsewhere;
-    ConnectError, RetryError.
+    Raises SettingError if it has committed none there; ConnectError, RetryError.
     """
-    kafka, consumer, place = (
-        KafkaConfig.of(config.kafka),
-        _kafka_consumer(config),
-        TopicPartition(*at),
-    )
+    async with _acting(config) as consumer:
+        return await _next_offset(consumer, config, TopicPartition(*at))
+
+
+async def go_past(config: ConsumerConfig, at: Partition, start: int, next_offset: int) -> None:
+    """Have a consumer that is not running go on at `next_offset`; `start` is where it would go on.
+
+    Raises SettingError if a process of it is running; ConnectError; RetryError, also if it has
+    moved from `start` meanwhile.
+    """
+    place = TopicPartition(*at)
+    async with _acting(config) as consumer:
+        if await _next_offset(consumer, config, place) != start:
+            raise RetryError(f"consumer {printable(config.name)} has moved meanwhile")
+        await consumer.commit({place: next_offset})
+
+
+async def _next_offset(
+    consumer: AIOKafkaConsumer, config: ConsumerConfig, place: TopicPartition
+) -> int:
+    consumer.assign([place])
+    committed = (await _committed(consumer, [place]))[place]
+    if committed is None:
+        expected = f"one with an offset in {place.topic}/{place.partition}"
+        raise SettingError("consumer", config.name, expected)
+    return begin_offset(None, committed, (await _ends(consumer, [place]))[place])
+
+
+@asynccontextmanager
+async def _acting(config: ConsumerConfig) -> AsyncIterator[AIOKafkaConsumer]:
+    """Act on offsets of a consumer. Raises SettingError for a commit while a process of it runs."""
+    kafka, consumer = KafkaConfig.of(config.kafka), _kafka_consumer(config)
     async with (
         connecting(kafka, config.connect_seconds, doing=f"commit as group {config.name}"),
         started(consumer, config.close_seconds),
     ):
-        consumer.assign([place])
         try:
-            if (found := (await _committed(consumer, [place]))[place]) != offset:
-                raise SettingError("offset", offset, f"that of the consumer, {found}")
-            await consumer.commit({place: next_offset})
+            yield consumer
         except CommitFailedError as error:
             expected = "one of which no process is running: stop it first"
             raise SettingError("consumer", config.name, expected) from error

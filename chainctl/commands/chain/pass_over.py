@@ -21,7 +21,7 @@ from chainctl.options import (
     uses_settings,
 )
 from chainctl.output import data_json, talk
-from chainctl.topics import unreadable_at
+from chainctl.topics import partition_of, unreadable_at
 from chainctl.units import Integer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ async def _pass_over(
         mark = IntakeMark(source=source, position=row["position"], digest=row["digest"])
         # An intake begins with the last record that it has taken, which may be the damaged one.
         start = position if position == last_offset_of(mark) else mark.position
-        record, end = await unreadable_at(settings, source, start)
+        record, end = await unreadable_at(settings, partition_of(source), start)
         if record is None or record.offset != position or record.missing is not None:
             expected = "the next record of this intake, and one that cannot be read"
             raise SettingError("position", position, expected)

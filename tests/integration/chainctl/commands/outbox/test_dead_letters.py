@@ -10,18 +10,23 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
+from aiokafka import AIOKafkaProducer
 
+from chain_kernel.errors import TopicError
 from local_stack.postgres import SUPERUSER
+from outbox import Consumer, ConsumerConfig
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
 from outbox.message import draw_message_ids
 from outbox.roles import OUTBOX_OPERATOR
+from tests.builders.topics import damage_batch, make_topics
+from tests.deadlines import deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from local_stack import PostgresServer
+    from local_stack import KafkaServer, PostgresServer
     from tests.integration.chainctl.conftest import Call, Refused
 
 PASSWORD = "a-password-of-tests"
@@ -182,3 +187,49 @@ def test_dead_letters_of_a_database_without_the_inbox_are_refused(
 ) -> None:
     without = {"CHAINCTL_DATABASE": empty_database}
     assert "schema" in refused("outbox", "dead", "list", settings=without)
+
+
+def test_unreadable_record_after_a_mark_of_a_transaction_is_passed_over(
+    call: Call,
+    refused: Refused,
+    settings: dict[str, str],
+    database: str,
+    kafka_server: KafkaServer,
+    suffix: str,
+) -> None:
+    """The consumer has committed offset 1, which is the mark; its next record is 2."""
+    topic, kafka = f"trades-{suffix}", kafka_server.bootstrap
+    config = ConsumerConfig(name="clearing", topics=(topic,), kafka=kafka, database=database)
+
+    async def send() -> None:
+        await make_topics(kafka, topic)
+        producer = AIOKafkaProducer(bootstrap_servers=kafka, transactional_id=f"t.{topic}")
+        async with producer:
+            for _ in range(2):
+                async with producer.transaction():
+                    await producer.send_and_wait(topic, b"no message")
+
+    async def consume() -> None:
+        async def refuse(*_: object) -> None:
+            raise AssertionError("no message was sent")
+
+        async with deadline(), Consumer(config) as consumer:
+            await consumer.run(refuse)
+
+    asyncio.run(send())
+    damage_batch(kafka_server, topic, 2)
+    with pytest.raises(TopicError, match="offset 2 was"):
+        asyncio.run(consume())
+    settings |= {"CHAINCTL_KAFKA": kafka}
+    pass_over = ["outbox", "dead", "pass-over", "clearing", f"topic:{topic}:0"]
+    for dry_run in (["--dry-run"], []):
+        for other in (0, 1, 3):
+            given = [*pass_over, str(other), *WHY, *dry_run]
+            assert "the next record of this consumer" in refused(*given, settings=settings)
+        goes = "would go" if dry_run else "goes"
+        done = call(*pass_over, "2", *WHY, *dry_run, settings=settings)
+        assert (done.code, f"clearing {goes} on at 3" in done.err) == (0, True), done
+    again = refused(*pass_over, "2", *WHY, "--dry-run", settings=settings)
+    assert "the next record of this consumer" in again
+    nobody = [*pass_over[:3], "nobody", pass_over[4], "2", *WHY, "--dry-run"]
+    assert "consumer" in refused(*nobody, settings=settings)
