@@ -11,6 +11,7 @@ import ssl
 import struct
 from contextlib import suppress
 from itertools import groupby
+from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
@@ -96,6 +97,14 @@ _SQL: Final = load_sql("chain_kernel.clients", "server.sql")
 _OTHERS_SECONDS: Final = 1.0
 """Once one of several hosts has answered, the others are waited for so long: a primary that was
 promoted answers as fast as one that came back, and one that is silent must not delay us."""
+
+_DARK_SECONDS: Final = 0.05
+"""As long for those that were silent lately: a dead host must not cost each connect a second."""
+
+_DARK_FOR_SECONDS: Final = 30.0
+
+_DARK_UNTIL: Final[dict[tuple[str, int], float]] = {}
+"""By host and port: until when it counts as silent, by the loop's clock, which is monotonic."""
 
 _ALERT_SECONDS: Final = 3.0
 """The longest look for the reason of a hang-up: two round trips."""
@@ -241,8 +250,10 @@ async def connect(
         end = asyncio.get_running_loop().time() + within_seconds
         places = await _places(config, within_seconds)
         if server is None and config.is_one_primary_of_several and not is_pooled:
-            hosts = [list(each) for _, each in groupby(places, key=itemgetter(0, 1))]
-            opening = [_first(config, options, host, end, is_direct) for host in hosts]
+            opening = {
+                host: _first(config, options, list(each), end, is_direct)
+                for host, each in groupby(places, key=itemgetter(0, 1))
+            }
             return await _newest(config, opening, end)
         return await _first(config, options, places, end, is_direct, server)
     except SettingError as error:
@@ -288,29 +299,26 @@ async def _first(
 
 
 async def _newest(
-    config: DatabaseConfig, opening: Sequence[Coroutine[Any, Any, Connection]], end: float
+    config: DatabaseConfig,
+    opening: Mapping[tuple[str, int], Coroutine[Any, Any, Connection]],
+    end: float,
 ) -> Connection:
-    """Return the connection to the server on the highest timeline; the others are ended."""
-    loop = asyncio.get_running_loop()
-    tasks = [asyncio.ensure_future(_with_server(each)) for each in opening]
-    waiting = set(tasks)
+    """Return the connection to the server on the highest timeline; the others are ended.
+
+    `opening` is by host and port.
+    """
+    tasks = {host: asyncio.ensure_future(_with_server(each)) for host, each in opening.items()}
     chosen: tuple[Connection, Record] | None = None
     try:
-        while waiting and (seconds := end - loop.time()) > 0:
-            done, waiting = await asyncio.wait(
-                waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if any(task.exception() is None for task in done):
-                end = min(end, loop.time() + _OTHERS_SECONDS)
-        answered = [task.result() for task in tasks if task.done() and task.exception() is None]
+        answered = await _answers(tasks, end)
         newest = max(answered, key=lambda each: each[1]["timeline"] or 0, default=None)
         if newest is not None:
             _require_one(newest, answered, config)
         chosen = newest
     finally:
-        for task in tasks:
+        for task in tasks.values():
             task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
         for each in ended:
             if isinstance(each, tuple) and each is not chosen:
                 each[0].terminate()
@@ -321,6 +329,29 @@ async def _newest(
         if isinstance(refusal, PoolerFound) or not isinstance(refusal, RetryError | ConnectError):
             raise refusal
     raise _of_all(refusals, config) if refusals else RetryError("no server answered in time")
+
+
+async def _answers(
+    tasks: Mapping[tuple[str, int], asyncio.Future[tuple[Connection, Record]]], end: float
+) -> list[tuple[Connection, Record]]:
+    """Return what each of `tasks`, by host and port, has found by `end`, or soon after another."""
+    loop = asyncio.get_running_loop()
+    lit = {task for host, task in tasks.items() if _DARK_UNTIL.get(host, -inf) <= loop.time()}
+    waiting = set(tasks.values())
+    answered: list[tuple[Connection, Record]] = []
+    while waiting and (seconds := end - loop.time()) > 0:
+        done, waiting = await asyncio.wait(
+            waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        answered += [task.result() for task in done if task.exception() is None]
+        if answered:
+            end = min(end, loop.time() + (_OTHERS_SECONDS if waiting & lit else _DARK_SECONDS))
+    for host, task in tasks.items():
+        if task not in waiting:
+            _DARK_UNTIL.pop(host, None)
+        elif task in lit:
+            _DARK_UNTIL[host] = loop.time() + _DARK_FOR_SECONDS
+    return answered
 
 
 def _require_one(

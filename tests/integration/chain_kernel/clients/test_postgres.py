@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from chain_kernel.clients import postgres
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import close_connection, connect
 from chain_kernel.errors import ConnectError, OrderchainError, RetryError
@@ -223,6 +224,21 @@ async def test_silent_host_leaves_time_for_the_next(secured: SecuredPostgres) ->
             host="localhost,localhost", port=f"{port},{secured.port}", connect_timeout=1
         )
         assert await ask(limited, "SELECT 1") == 1
+
+
+async def test_host_that_was_silent_delays_no_further_connect(
+    secured: SecuredPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with silent_server() as port:
+        config = secured.right(
+            host="localhost,localhost",
+            port=f"{port},{secured.port}",
+            target_session_attrs="primary",
+        )
+        monkeypatch.setattr(postgres, "_OTHERS_SECONDS", 0.2)
+        assert await ask(config, "SELECT 1") == 1
+        monkeypatch.setattr(postgres, "_OTHERS_SECONDS", 2 * LONG_SECONDS)
+        assert await ask(config, "SELECT 1") == 1
 
 
 async def test_each_address_of_a_name_is_tried(
