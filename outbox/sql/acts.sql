@@ -51,26 +51,31 @@ SELECT destination, status, count(*) AS deliveries,
 
 -- silent: by destination, consumers not heard of for $1 seconds, though the broker has had a message
 -- for as long that they have not read; and when the last word came, NULL if none ever did
-SELECT waiting.destination, waiting.consumer, greatest(reported.at, applied.at) AS heard_at
-  FROM (SELECT DISTINCT pending.destination, pending.consumer
-          FROM outbox_pending AS pending
-          LEFT JOIN outbox_progress AS progress USING (consumer, topic, "partition")
-         WHERE pending.status = 1
-           -- What lies below its progress was read: parked for a retry, or lost and resent soon.
-           AND (progress."offset" <= pending."offset") IS NOT FALSE
-           -- Sent once, so long ago; or resent since, and made so long ago.
-           AND (pending.sent_at < now() - make_interval(secs => $1) OR pending.send_count > 1
-                AND pending.message_id < outbox_id_at(now() - make_interval(secs => $1)))
-       ) AS waiting
-  LEFT JOIN outbox_destination AS known USING (destination)
- CROSS JOIN LATERAL (SELECT max(told_at) AS at FROM outbox_progress AS progress
-                      WHERE progress.consumer = waiting.consumer AND progress.topic = known.topic
-       ) AS reported
- CROSS JOIN LATERAL (SELECT max(finished_at) AS at FROM outbox_done AS done
-                      WHERE done.destination = waiting.destination
-                        AND done.consumer = waiting.consumer AND done.status = 2
-       ) AS applied
- WHERE (greatest(reported.at, applied.at) >= now() - make_interval(secs => $1)) IS NOT TRUE
+WITH waiting AS (
+    SELECT DISTINCT pending.destination, pending.consumer
+      FROM outbox_pending AS pending
+      LEFT JOIN outbox_progress AS progress USING (consumer, topic, "partition")
+     WHERE pending.status = 1
+       -- What lies below its progress was read: parked for a retry, or lost and resent soon.
+       AND (progress."offset" <= pending."offset") IS NOT FALSE
+       -- Sent once, so long ago; or resent since, and made so long ago.
+       AND (pending.sent_at < now() - make_interval(secs => $1) OR pending.send_count > 1
+            AND pending.message_id < outbox_id_at(now() - make_interval(secs => $1)))
+), quiet AS MATERIALIZED (
+    SELECT waiting.destination, waiting.consumer, reported.at
+      FROM waiting LEFT JOIN outbox_destination AS known USING (destination)
+     CROSS JOIN LATERAL (SELECT max(told_at) AS at FROM outbox_progress AS progress
+                          WHERE progress.consumer = waiting.consumer AND progress.topic = known.topic
+           ) AS reported
+     WHERE (reported.at >= now() - make_interval(secs => $1)) IS NOT TRUE
+), applied AS MATERIALIZED ( -- the whole table is read: once for all, and for none not at all
+    SELECT destination, consumer, max(finished_at) AS at
+      FROM outbox_done WHERE status = 2 AND EXISTS (SELECT FROM quiet)
+     GROUP BY destination, consumer
+)
+SELECT destination, consumer, greatest(quiet.at, applied.at) AS heard_at
+  FROM quiet LEFT JOIN applied USING (destination, consumer)
+ WHERE (applied.at >= now() - make_interval(secs => $1)) IS NOT TRUE
  ORDER BY 1, 2
 
 -- relay_seen: seconds since a relay, or a person, measured the outbox; relays do once a minute
