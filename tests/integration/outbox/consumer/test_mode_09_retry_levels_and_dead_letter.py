@@ -98,10 +98,11 @@ async def test_what_comes_before_a_record_that_cannot_be_read_is_worked_off(
     for note in ("first", "second", "third"):
         await rig.send(rig.message(note))
     damage_batch(kafka_server, rig.topic, 2)
-    consumer = rig.consumer(at_once=1, filter=Filter())
-    async with deadline(), consumer:
-        with pytest.raises(TopicError, match="offset 2 was 'damaged since it was sent"):
-            await consumer.run(apply)
+    for _ in range(2):  # a process that takes over ends, too
+        consumer = rig.consumer(at_once=1, filter=Filter())
+        async with deadline(), consumer:
+            with pytest.raises(TopicError, match="offset 2 was 'damaged since it was sent"):
+                await consumer.run(apply)
     assert await rig.effects() == {"first": 1, "second": 1}
 
 
