@@ -6,13 +6,15 @@ each keeps its place and none is misread.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_kernel.errors import InputError
+from chain_kernel.errors import InputError, SettingError
 from chain_kernel.files import LINE_BYTES_MAX, journal_end, no_row
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_verifier.config import literal_path
@@ -141,13 +143,6 @@ _WIDE_SCHEMA: Final = ", ".join(
 """Our columns, in types that hold what each file may have: another one may have narrower ones."""
 
 
-class _Footers(NamedTuple):
-    """What the statistics of all row groups show together."""
-
-    span: int
-    has_null: bool
-
-
 class ParquetTable:
     """The rows of one file or folder. The order of rows means nothing here: only ids count."""
 
@@ -168,9 +163,7 @@ class ParquetTable:
             raise InputError("parquet", source.path, expected) from error
         if types is not None:
             require_columns(self.name, types)
-        footers = self._footers()
-        self.span = self._span(footers)
-        self._may_have_null = footers is None or footers.has_null
+        self.span = self._span()
 
     def _opened(self, *, by_folders: bool | None = None) -> DataFrame:
         """Return the frame of our columns alone: others may be of any type, known to Spark or not.
@@ -191,37 +184,34 @@ class ParquetTable:
         return True in found
 
     def _types(self) -> dict[str, str] | None:
-        """Return the types of the columns; None where Spark knows none for one of the others."""
+        """Return the types of the columns; None where nothing here can look them up."""
         try:
             return dict(self._spark.read.parquet(self._path).dtypes)
-        except SPARK_ERRORS:
-            self._found.head()  # raises unless it is Parquet
-            return None
-
-    def _span(self, footers: _Footers | None) -> int:
-        if footers is not None:
-            return footers.span
-        with as_broken(self.name):
-            row = self._found.agg(F.min("id"), F.max("id")).head()
-        return 0 if row is None or row[0] is None else int(row[1]) - int(row[0]) + 1
-
-    def _footers(self) -> _Footers | None:
-        """Return what the files' footers show; None if they have no statistics.
-
-        A look at every id would cost a third of the check, and one at every column for NULLs as
-        much as all the rest. The links do not depend on the footers: whatever footers say of ends,
-        each row is counted where it is, and a row without id or pid is seen in its place.
-        """
-        counts = [F.count(name) for name in CONTENT]
+        except SPARK_ERRORS:  # it knows none for one of the others
+            self._found.head()  # raises for another type than ours, or if it is no Parquet
         try:
-            with _footers_read(self._spark):
-                row = self._opened().agg(F.min("id"), F.max("id"), F.count("*"), *counts).head()
-        except SPARK_ERRORS:
-            return None
+            with open_to_read(place_of("parquet", self._found.inputFiles()[0])) as file:
+                names = set(pq.read_schema(file).names)
+        except (pa.ArrowException, OSError, SettingError):
+            return None  # Each row shows NULL for a column that is not there.
+        names |= {CONTENT[0]} if self._is_by_chain else set()
+        return {name: kind for name, kind in EVENT_TYPES.items() if name in names}
+
+    def _span(self) -> int:
+        """Return how many ids there are from the lowest to the highest, if the footers know it.
+
+        It is only good for the width of buckets, whatever it is: Spark takes the statistics of a
+        column by its place, and files may differ in that. A look at every id would cost a third of
+        the check.
+        """
+        ends = F.min("id"), F.max("id")
+        row = None
+        with suppress(*SPARK_ERRORS), _footers_read(self._spark):
+            row = self._spark.read.parquet(self._path).agg(*ends).head()
         if row is None or row[0] is None:
-            return None
-        has_null = any(count != row[2] for count in row[3:])
-        return _Footers(int(row[1]) - int(row[0]) + 1, has_null)
+            with as_broken(self.name):
+                row = self._found.agg(*ends).head()
+        return 0 if row is None or row[0] is None else max(0, int(row[1]) - int(row[0]) + 1)
 
     @property
     def rows(self) -> DataFrame:
@@ -229,7 +219,7 @@ class ParquetTable:
         columns = [F.col(name).cast(kind).alias(name) for name, kind in EVENT_TYPES.items()]
         return (
             self._found.select(*columns)
-            .withColumn(HAS_NULL, any_null(CONTENT) if self._may_have_null else F.lit(False))
+            .withColumn(HAS_NULL, any_null())
             .withColumn(MALFORMED, F.lit(False))
         )
 

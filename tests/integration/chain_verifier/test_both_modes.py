@@ -512,6 +512,25 @@ def test_path_is_no_pattern_and_other_columns_are_left_alone(
     assert report.verdict is Verdict.COMPLETE
 
 
+def test_null_is_found_and_a_missing_column_is_not_proven_whatever_column_comes_before(
+    agreed: Callable[..., Report], verify_by: Mode, tmp_path: Path
+) -> None:
+    """Spark takes a column's statistics by its place in the schema that is asked for."""
+    write_layout("views", tmp_path, ROWS)
+    table = pa.concat_tables(pq.read_table(tmp_path / f"{number}.parquet") for number in (0, 1))
+    content = table["payload"].to_pylist()
+    rows = table.drop_columns(["payload"])
+    holed = rows.append_column("committed_at", table["event_time_ns"]).append_column(
+        "payload", pa.array([*content[:9], None, *content[10:]], pa.binary())
+    )
+    pq.write_table(holed, tmp_path / "holed.parquet")
+    (found,) = agreed(ParquetSource(path=str(tmp_path / "holed.parquet")), head=HEAD).findings
+    assert (found.kind, found.id, found.columns) == (Kind.NULL, ROWS[9].id, ("payload",))
+    pq.write_table(rows.append_column("half", OTHER_COLUMNS["half"]), tmp_path / "half.parquet")
+    with pytest.raises(InputError, match="column payload was not given"):
+        verify_by(ParquetSource(path=str(tmp_path / "half.parquet")))
+
+
 def test_files_that_a_session_would_leave_out_are_not_proven(
     spark: SparkSession, tmp_path: Path
 ) -> None:
