@@ -7,6 +7,7 @@ each keeps its place and none is misread.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from os.path import abspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from chain_kernel.errors import InputError, SettingError
 from chain_kernel.files import LINE_BYTES_MAX, journal_end, no_row
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_verifier.config import literal_path
-from chain_verifier.places import open_to_read, place_of
+from chain_verifier.places import is_url, open_to_read, place_of
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.table import (
     BLOCK,
@@ -36,9 +37,9 @@ from chain_verifier.verification import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 
     from chain_verifier.config import JournalSource, ParquetSource
 
@@ -154,7 +155,10 @@ class ParquetTable:
         self._spark = spark
         self._path = literal_path(source.path)
         try:
-            self._is_by_chain = self._has_chain_folders()
+            self._is_by_chain = False
+            files = self._opened().inputFiles()
+            self._is_by_chain = _are_in_chain_folders(files, source.path)
+            self._require_read(files)
             self._found = self._opened()
             types = self._types()
         except (*SPARK_ERRORS, OSError) as error:
@@ -165,28 +169,27 @@ class ParquetTable:
             require_columns(self.name, types)
         self.span = self._span()
 
-    def _opened(self, *, by_folders: bool | None = None) -> DataFrame:
-        """Return the frame of our columns alone: others may be of any type, known to Spark or not.
+    def _reader(self) -> DataFrameReader:
+        """With folders `name=value`, Spark leaves out the files beside them, without a word."""
+        reader = self._spark.read.option(_CHECKSUMS, "true")
+        return reader.option("recursiveFileLookup", not self._is_by_chain)
 
-        With folders `name=value`, Spark leaves out the files beside them, without a word.
-        """
-        is_by_folders = self._is_by_chain if by_folders is None else by_folders
-        reader = self._spark.read.schema(_WIDE_SCHEMA).option(_CHECKSUMS, "true")
-        return reader.option("recursiveFileLookup", not is_by_folders).parquet(self._path)
+    def _opened(self) -> DataFrame:
+        """Return the frame of our columns alone: of others, Spark may not know the type."""
+        return self._reader().schema(_WIDE_SCHEMA).parquet(self._path)
 
-    def _has_chain_folders(self) -> bool:
-        files = self._opened(by_folders=False).inputFiles()
-        if not files:
-            raise OSError("it holds no file whose name begins with neither _ nor .")
-        found = {f"/{CHAIN_FOLDER}" in file for file in files}
-        if len(found) > 1:
-            raise OSError(MIXED_FOLDERS)
-        return True in found
+    def _require_read(self, files: Sequence[str]) -> None:
+        """Raise OSError for a file that Spark lists and does not read, such as one of 0 bytes."""
+        listed = self._reader().format("binaryFile").load(self._path)
+        read = {_below_root(row[0]) for row in listed.select("_metadata.file_path").collect()}
+        for file in files:
+            if _below_root(file) not in read:
+                raise OSError(f"{file} is empty, or is not where the other files are")
 
     def _types(self) -> dict[str, str] | None:
         """Return the types of the columns; None where nothing here can look them up."""
         try:
-            return dict(self._spark.read.parquet(self._path).dtypes)
+            return dict(self._reader().parquet(self._path).dtypes)
         except SPARK_ERRORS:  # it knows none for one of the others
             self._found.head()  # raises for another type than ours, or if it is no Parquet
         try:
@@ -207,7 +210,7 @@ class ParquetTable:
         ends = F.min("id"), F.max("id")
         row = None
         with suppress(*SPARK_ERRORS), _footers_read(self._spark):
-            row = self._spark.read.parquet(self._path).agg(*ends).head()
+            row = self._reader().parquet(self._path).agg(*ends).head()
         if row is None or row[0] is None:
             with as_broken(self.name):
                 row = self._found.agg(*ends).head()
@@ -222,6 +225,28 @@ class ParquetTable:
             .withColumn(HAS_NULL, any_null())
             .withColumn(MALFORMED, F.lit(False))
         )
+
+
+def _are_in_chain_folders(files: Sequence[str], root: str) -> bool:
+    """Return whether folders below the root, and not those above it, name the chain."""
+    if not files:
+        raise OSError("it holds no file whose name begins with neither _ nor .")
+    # Links stay in it, as in Spark's names.
+    path = root if is_url(root) else abspath(root)  # noqa: PTH100
+    above = _chain_folders(path.split("/"))
+    found = {_chain_folders(file.split("/")[:-1]) > above for file in files}
+    if len(found) > 1:
+        raise OSError(MIXED_FOLDERS)
+    return True in found
+
+
+def _chain_folders(names: Sequence[str]) -> int:
+    return sum(name.startswith(CHAIN_FOLDER) for name in names)
+
+
+def _below_root(url: str) -> str:
+    """Return a URL without its beginning: `file:/x` and `file:///x` are the same."""
+    return url.partition(":")[2].lstrip("/")
 
 
 @contextmanager

@@ -531,6 +531,48 @@ def test_null_is_found_and_a_missing_column_is_not_proven_whatever_column_comes_
         verify_by(ParquetSource(path=str(tmp_path / "half.parquet")))
 
 
+def test_empty_file_of_parquet_is_refused(verify_by: Mode, tmp_path: Path) -> None:
+    """Spark lists a file of 0 bytes and does not read it: what it held is not missed."""
+    for name in ("views", "folders"):
+        write_layout(name, tmp_path / name, ROWS)
+        (last,) = (tmp_path / name).rglob("1.parquet")
+        last.with_name("2 é.parquet").write_bytes(b"")
+        with pytest.raises(InputError, match=r"^parquet was .*(is empty|0 bytes)"):
+            verify_by(ParquetSource(path=str(tmp_path / name)))
+
+
+def test_files_below_a_root_that_is_in_a_folder_of_a_chain_are_all_read(
+    agreed: Callable[..., Report], tmp_path: Path
+) -> None:
+    root = tmp_path / f"chain_id={CHAIN_ID}"
+    write_layout("views", root, ROWS)
+    for folder in ("old", "day=1"):
+        (root / folder).mkdir()
+        (root / "1.parquet").rename(root / folder / "1.parquet")
+        report = agreed(ParquetSource(path=str(root)), head=HEAD)
+        assert report.verdict is Verdict.COMPLETE, folder
+        (root / folder / "1.parquet").rename(root / "1.parquet")
+    report = agreed(ParquetSource(path=str(root / "1.parquet")))
+    assert report.sources[0].rows == len(ROWS) - len(ROWS) // 2
+
+
+def test_columns_are_those_of_the_files_wherever_they_are(
+    agreed: Callable[..., Report], verify_by: Mode, tmp_path: Path
+) -> None:
+    write_layout("views", tmp_path / "year" / "2024", ROWS)
+    assert agreed(ParquetSource(path=str(tmp_path / "year")), head=HEAD).is_clean
+    for number, lacking in enumerate(("payload", "key")):
+        for below in ("2024", f"{lacking}=A"):
+            root = tmp_path / str(number)
+            (root / below).mkdir(parents=True)
+            for name in ("0.parquet", "1.parquet"):
+                table = pq.read_table(tmp_path / "year" / "2024" / name, partitioning=None)
+                pq.write_table(table.drop_columns([lacking]), root / below / name)
+            with pytest.raises(InputError, match=f"column {lacking} was not given"):
+                verify_by(ParquetSource(path=str(root)))
+            (root / below).rename(tmp_path / f"{number} {below}")
+
+
 def test_files_that_a_session_would_leave_out_are_not_proven(
     spark: SparkSession, tmp_path: Path
 ) -> None:
