@@ -13,12 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own
 
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.text import reason_of
-from chain_verifier.config import literal_path
 from chain_verifier.dataframe.database_rows import ChainHeads, Extent
 from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
+from chain_verifier.dataframe.table_files import open_files
 from chain_verifier.places import checked_url, is_url
 from chain_verifier.spark.database import chain_address
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
@@ -81,7 +81,7 @@ def read_states(
     try:
         found = _opened(spark, kind, name, database)
         missing = [column for column in STATE_COLUMNS if column not in found.columns]
-    except SPARK_ERRORS as error:
+    except (*SPARK_ERRORS, OSError) as error:
         expected = f"a source that can be read ({spark_reason(error)})"
         raise InputError("--states", source, expected) from error
     if missing:
@@ -99,7 +99,7 @@ def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource)
     if kind == "database":
         address = chain_address(database)
         return spark.read.jdbc(address.url, name, properties=dict(address.properties))
-    return spark.read.format(kind).load(literal_path(name))
+    return open_files(spark, kind, name)
 
 
 def differences(

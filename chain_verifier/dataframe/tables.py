@@ -12,8 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
 from chain_kernel.errors import InputError, RetryError, SettingError
-from chain_verifier.config import literal_path
 from chain_verifier.dataframe.frame import KINDS, column_of, verify_frame
+from chain_verifier.dataframe.table_files import open_files
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.errors import as_broken, spark_reason
 from chain_verifier.spark.session import loses_table
@@ -141,11 +141,7 @@ def _opened(spark: SparkSession, name: str) -> DataFrame:
         return spark.table(name)
     if kind not in _FILES or not path:
         raise OSError(f"of files, {', '.join(f'{each}:PATH' for each in _FILES)}")
-    found = spark.read.format(kind).load(literal_path(path))
-    # With folders `name=value`, Spark leaves out the files beside them, without a word.
-    if len({"=" in file.rpartition("/")[0] for file in found.inputFiles()}) != 1:
-        raise OSError("no file, or not every one is in a folder name=value")
-    return found
+    return open_files(spark, kind, path)
 
 
 def _reported(

@@ -113,6 +113,20 @@ def test_digests_in_json_are_hex(
     assert "digest of the states was 'NULL', expected bytes, or hex" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("below", ["old", "day=1"])
+def test_folder_of_states_of_which_spark_reads_a_part_is_refused(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, below: str,
+) -> None:  # fmt: skip
+    stored([])
+    (tmp_path / below).mkdir()
+    rows = [{"group": name, "id": row, "digest": d.hex()} for name, row, d in states_of()]
+    for place in ("now.json", f"{below}/x.json"):
+        (tmp_path / place).write_text("\n".join(map(json.dumps, rows)))
+    assert main([*VERIFY, "--states", f"json:{tmp_path}"]) == 2
+    assert "Spark leaves out file:" in capsys.readouterr().err
+
+
 def test_chain_with_archived_rows_is_refused_in_one_line(
     spark: SparkSession, stored: Callable[..., None], database: str,
     capsys: pytest.CaptureFixture[str],

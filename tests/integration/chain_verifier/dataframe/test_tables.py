@@ -27,15 +27,45 @@ def test_files_of_ones_own_are_checked_where_they_are(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "trades[1]"
-    (folder / "day=1").mkdir(parents=True)
-    pq.write_table(pa.table({"seq": [1, 2, 4]}), folder / "day=1" / "a.parquet")
+    write(folder / "day=1" / "a b#.parquet", 1, 2, 4)
     checked = ("verify", "--id", "seq", "--source")
     assert main([*checked, f"table:parquet:{folder}"]) == 1
     assert "order 3 is missing" in capsys.readouterr().out
-    pq.write_table(pa.table({"seq": [3]}), folder / "b.parquet")
-    for place, said in ((f"parquet:{folder}", "not every one"), ("csv:x", "orc:PATH")):
-        assert main([*checked, f"table:{place}"]) == 2
-        assert said in capsys.readouterr().err
+    assert main([*checked, "table:csv:x"]) == 2
+    assert "orc:PATH" in capsys.readouterr().err
+
+
+def write(file: Path, *ids: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"seq": ids}), file)
+
+
+@pytest.mark.parametrize(
+    ("root", "read", "left_out"),
+    [
+        (".", "b.parquet", "old/a.parquet"),
+        (".", "day=1/b.parquet", "a.parquet"),
+        ("date=1/o", "day=1/b.parquet", "a.parquet"),
+    ],
+)
+def test_folder_of_which_spark_reads_a_part_is_refused(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    root: str, read: str, left_out: str,
+) -> None:  # fmt: skip
+    folder = tmp_path / root
+    write(folder / read, 1, 2)
+    write(folder / left_out, 2)
+    assert main(["verify", "--id", "seq", "--source", f"table:parquet:{folder}"]) == 2
+    assert f"leaves out file://{folder / left_out}" in capsys.readouterr().err
+
+
+def test_empty_file_is_refused(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_text('{"seq": 1}')
+    (tmp_path / "b.json").touch()
+    assert main(["verify", "--id", "seq", "--source", f"table:json:{tmp_path}"]) == 2
+    assert "b.json: it is empty" in capsys.readouterr().err
 
 
 @pytest.fixture
