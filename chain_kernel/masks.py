@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit, u
 _HIDDEN: Final = "***"
 _SECRET_OPTIONS: Final = frozenset({"password", "sslpassword", "passfile"})
 _USER: Final = re.compile(r"[\w.%+~-]*")
+_COLON: Final = re.compile(":|%3a", re.IGNORECASE)
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
 
 
@@ -37,8 +38,8 @@ def mask_dsn(dsn: str) -> str:
     if parts is None:
         return _HIDDEN
     user_info, at, hosts = parts.netloc.rpartition("@")
-    user, colon, _ = user_info.partition(":")
-    netloc = f"{user}{colon and ':' + _HIDDEN}{at}{hosts}"
+    user, *password = _COLON.split(user_info, maxsplit=1)
+    netloc = f"{user}{':' + _HIDDEN if password else ''}{at}{hosts}"
     options = urlencode(_masked_options(parts.query), safe="*")
     return urlunsplit((parts.scheme, netloc, parts.path, options, ""))
 
@@ -52,6 +53,8 @@ def _is_without_password(dsn: str) -> bool:
     if options and not all("=" in option for option in options.split("&")):
         return False
     login, at, _ = place.rpartition("@")
+    if _COLON.search(login):
+        return False
     hosts = re.split("[/?#]", place, maxsplit=1)[0]
     # Without an `@`, what follows a colon may be a password whose host was forgotten.
     return bool(_USER.fullmatch(login)) if at else all(map(_HOST.fullmatch, hosts.split(",")))

@@ -26,11 +26,19 @@ if TYPE_CHECKING:
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
+_URL_WITHIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)
+
 _OTHER_NAMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
 """What Spark calls them."""
 
-_SECRET: Final = re.compile(r"secret|password|key|token|sig", re.IGNORECASE)
+_SECRET: Final = re.compile(
+    r"(?i:secret|password|token|signature|(?:access|account|api|private|shared)_?key)"
+    r"|(?:\b|_)(?i:key|sig)(?:\b|_)|(?:Key|Sig)(?![a-z])"
+)
 """In the name of an option: its value is one."""
+
+_WITH_PORTS: Final = frozenset({"hdfs", "webhdfs", "swebhdfs"})
+"""URLs that know no password, so that a host with a port is one."""
 
 _BUFFER_BYTES: Final = 1024 * 1024
 
@@ -143,14 +151,21 @@ def checked_url(option: str, text: str) -> SplitResult:
     except ValueError:  # a slash in a password: then its beginning is where the port should be
         raise SettingError(option, hidden, "a URL that can be used") from None
     options = parse_qsl(parts.query, keep_blank_values=True)
+    has_port = ":" in parts.netloc and parts.scheme.lower() not in _WITH_PORTS
     if (
-        ":" in parts.netloc.rpartition("@")[0]
-        or (":" in parts.netloc and "@" in f"{parts.path}{parts.query}{parts.fragment}")
+        ":" in unquote(parts.netloc.rpartition("@")[0])
+        or (has_port and "@" in f"{parts.path}{parts.query}{parts.fragment}")
         or any("@" in value or _SECRET.search(name) for name, value in options)
     ):
         expected = "a URL without a password or key, which the environment holds"
         raise SettingError(option, hidden, expected)
     return parts
+
+
+def require_no_password(option: str, text: str) -> None:
+    """Check the URL in a name of Spark's, such as `parquet:s3a://bucket/x`, as `checked_url`."""
+    if found := _URL_WITHIN.search(text):
+        checked_url(option, found[0])
 
 
 def place_of(option: str, text: str) -> Place:

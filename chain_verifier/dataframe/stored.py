@@ -19,7 +19,7 @@ from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
 from chain_verifier.dataframe.table_files import open_files
-from chain_verifier.places import checked_url, is_url
+from chain_verifier.places import require_no_password
 from chain_verifier.spark.database import chain_address
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.own_session import ARROW_RECORDS
@@ -70,14 +70,13 @@ def read_states(
     `database:NAME` one of the chain's database, whose rows of other chains are left out where it
     has a `chain_id`. Raises SettingError for another form, InputError for what cannot be read.
     """
+    require_no_password("--states", source)
     kind, _, name = source.partition(":")
     if kind not in _FORMATS or not name:
         expected = ", ".join(f"{each}:NAME" for each in _FORMATS)
         raise SettingError("--states", source, f"one of {expected}")
     if kind == "database" and not _TABLE.fullmatch(name):
         raise SettingError("--states", source, "the name of a table")
-    if is_url(name):
-        checked_url("--states", name)
     try:
         found = _opened(spark, kind, name, database)
         missing = [column for column in STATE_COLUMNS if column not in found.columns]

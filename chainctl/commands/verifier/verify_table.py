@@ -73,15 +73,17 @@ def table_options(command: Callable[..., object]) -> Callable[..., object]:
 
 def check_of(sources: tuple[str, ...], asked: TableOptions) -> TableCheck:
     """Return what to check. Raises SettingError."""
+    # Imported only here: the rest of `verify` works without Spark.
+    from chain_verifier.dataframe.tables import TableCheck
+    from chain_verifier.places import place_of, require_no_password
+
+    for source in sources:
+        require_no_password("--source", source)
     name = sources[0].removeprefix(KIND)
     if len(sources) > 1 or not name:
         raise SettingError("--source", ", ".join(sources), "one table alone, as table:NAME")
     if asked.id_column is None:
         raise SettingError("--id", None, f"the column of {sources[0]} that has the ids")
-    # Imported only here: the rest of `verify` works without Spark.
-    from chain_verifier.dataframe.tables import TableCheck
-    from chain_verifier.places import place_of
-
     place = None if asked.lineage is None else place_of("--lineage", asked.lineage)
     if isinstance(place, Path) and not place.absolute().parent.is_dir():
         raise SettingError("--lineage", asked.lineage, "a file in a folder that exists")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import ANY
 
 import pytest
 
 from chain_kernel.errors import SettingError
 from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest, require_sound
 from chain_verifier.dataframe.options import ChainOptions
-from chain_verifier.places import UrlPlace, place_of
+from chain_verifier.dataframe.stored import read_states
+from chain_verifier.places import UrlPlace, checked_url, place_of
 from chainctl.main import main
 
 WITH_PASSWORDS = [
@@ -21,6 +23,7 @@ WITH_PASSWORDS = [
     "s3://KEY:SES#SESAME@bucket/x",
     "s3://KEY:SES%ZZSESAME@bucket/x",
     "s3://KEY:SES SESAME@bucket/x",
+    "s3://KEY%3ASESAME@bucket/x",
     "s3://KEY:SESAME@",
     "s3://KEY:SESAME@a[b",
     "s3://KEY:SESAME@bucket:99999/x",
@@ -28,6 +31,20 @@ WITH_PASSWORDS = [
     "s3://bucket/x?endpoint_override=http://u:SESAME@host",
     "abfs://c@a.example/x?client_secret=SESAME",
     "abfs://c@a.example/x?sv=1&sig=SESAME",
+    *(
+        f"s3://bucket/x?{name}=SESAME"
+        for name in (
+            "key",
+            "apikey",
+            "account_key",
+            "AWSAccessKeyId",
+            "encryptionKey",
+            "sas_key_1",
+            "SIG",
+            "X-Amz-Signature",
+            "session_token",
+        )
+    ),
     "odd://KEY:SESAME@host/x",
     "file://u:SESAME@host/x",
 ]
@@ -36,6 +53,8 @@ DOORS: dict[str, Callable[[str], object]] = {
     "journal": lambda url: JournalSource(path=url),
     "Parquet": lambda url: ParquetSource(path=url),
     "archive of a frame": lambda url: ChainOptions.of({"source": f"archive:{url}"}),
+    "states": lambda url: read_states(ANY, f"parquet:{url}", ANY, 1),
+    "states of no kind": lambda url: read_states(ANY, f"csv:{url}", ANY, 1),
     "findings": lambda url: require_sound(
         [VerifyRequest(chain_id=1, sources=(ParquetSource(path="/nowhere"),), findings_folder=url)]
     ),
@@ -57,8 +76,14 @@ def test_url_with_a_password_is_refused_by_each_door_without_showing_it(
 def test_command_refuses_such_a_url_in_one_line(
     capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
-    for arguments in (("archive", "--archive", url), ("verify", "--source", f"parquet:{url}")):
-        assert main([*arguments, "--chain", "1"]) == 2
+    table = ("verify", "--id", "seq", "--source")
+    for arguments in (
+        ("archive", "--chain", "1", "--archive", url),
+        ("verify", "--chain", "1", "--source", f"parquet:{url}"),
+        *((*table, f"table:{name}") for name in (f"parquet:{url}", f"csv:{url}", f"orc.`{url}`")),
+        (*table, f"table:json:{url}", "--source", "database"),
+    ):
+        assert main([*arguments]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert "SESAME" not in error
@@ -73,3 +98,5 @@ def test_names_that_only_look_like_logins_are_places() -> None:
         assert isinstance(found, UrlPlace)
         assert str(found) == f"s3://bucket/{path}"
     assert str(place_of("place", "s3://a@bucket/x?region=eu")) == "s3://bucket/x"
+    for url in ("hdfs://nn:8020/user/a@b/x", "s3://bucket/x?monkey=1&keyspace=2&design=3"):
+        assert checked_url("place", url).geturl() == url
