@@ -24,6 +24,9 @@ LEAVING_OUT: Final = (
 )
 """Settings that leave files out of a frame, without a word."""
 
+LEAVING_OUT_OF_HIVE: Final = ("spark.files.ignoreCorruptFiles", "spark.files.ignoreMissingFiles")
+"""The same for tables of Hive."""
+
 SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from chain_kernel.clients.options import SPARK_REDACTION_REGEX
 from chain_kernel.errors import ConnectError, RefusedError, SettingError
 from chain_verifier.spark.errors import SPARK_ERRORS, spark_reason
-from chain_verifier.spark.own_session import SETTINGS, own_session
+from chain_verifier.spark.own_session import LEAVING_OUT_OF_HIVE, SETTINGS, own_session
 from chain_verifier.spark.packages import OWN_JARS, packages_for
 
 if TYPE_CHECKING:
@@ -127,9 +127,8 @@ _NEEDED: Final = {
     **SETTINGS,
     # The key of a client's certificate and the login's line are options of a topic's reader.
     "spark.redaction.regex": SPARK_REDACTION_REGEX,
-    # As in `SETTINGS`, for tables of Hive.
-    "spark.files.ignoreCorruptFiles": "false",
-    "spark.files.ignoreMissingFiles": "false",
+    # As in `SETTINGS`; a session cannot set them once Spark runs.
+    **dict.fromkeys(LEAVING_OUT_OF_HIVE, "false"),
 }
 _COMMON: Final = {
     "spark.ui.enabled": "false",

@@ -28,7 +28,7 @@ from chain_verifier.dataframe.frame import verify_frame
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
-from chain_verifier.spark.own_session import LEAVING_OUT, own_session
+from chain_verifier.spark.own_session import LEAVING_OUT, LEAVING_OUT_OF_HIVE, own_session
 from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
@@ -585,5 +585,14 @@ def test_files_that_a_session_would_leave_out_are_not_proven(
             callers.conf.set(name, "true")
         with pytest.raises(SourceBroken, match="not a Parquet file"):
             verify(asked, callers)
-        with pytest.raises(SettingError, match="ignoreCorruptFiles"):
-            verify_frame(callers.read.parquet(str(tmp_path)), pid="pid")
+        frame = callers.read.parquet(str(tmp_path))
+        with pytest.raises(SettingError, match=LEAVING_OUT[0]):
+            verify_frame(frame, pid="pid")
+    with own_session(spark) as callers:
+        # As a session has it that was started so: it rules tables of Hive.
+        callers.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+        for name in LEAVING_OUT_OF_HIVE:
+            callers.conf.set(name, "true")
+            with pytest.raises(SettingError, match=name):
+                verify_frame(callers.range(1, 9), start=None)
+            callers.conf.set(name, "false")
