@@ -250,7 +250,9 @@ _LENGTH: Final = struct.Struct(">i")
 
 _ASK_PAUSE_SECONDS: Final = 0.1
 _ASK_PAUSE_PER_TOPIC: Final = 0.001
-"""Between two requests for the leaders of topics, at least: a thousand take 20 ms of both sides."""
+_ASK_PAUSE_SECONDS_MAX: Final = 0.2
+"""Between two requests for the leaders of topics, at least: a thousand take 20 ms of both sides. At
+most, since all that a producer sends waits for the leader of one topic."""
 
 # -- making --------------------------------------------------------------------------------------
 
@@ -309,7 +311,8 @@ class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
 
     async def _metadata_update(self, cluster: Any, topics: Any) -> Any:  # noqa: ANN401 - as above
         """Ask, after a pause: aiokafka asks over and over while one topic of many has no leader."""
-        pause = max(_ASK_PAUSE_SECONDS, len(topics or ()) * _ASK_PAUSE_PER_TOPIC)
+        pause = len(topics or ()) * _ASK_PAUSE_PER_TOPIC
+        pause = min(max(_ASK_PAUSE_SECONDS, pause), _ASK_PAUSE_SECONDS_MAX)
         await asyncio.sleep(max(0.0, self._asked + pause - asyncio.get_running_loop().time()))
         try:
             return await self._ask_for_metadata(cluster, topics)

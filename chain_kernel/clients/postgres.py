@@ -98,10 +98,13 @@ _OTHERS_SECONDS: Final = 1.0
 """Once one of several hosts has answered, the others are waited for so long: a primary that was
 promoted answers as fast as one that came back, and one that is silent must not delay us."""
 
-_DARK_SECONDS: Final = 0.05
+_DARK_SECONDS: Final = 0.25
 """As long for those that were silent lately: a dead host must not cost each connect a second."""
 
 _DARK_FOR_SECONDS: Final = 30.0
+
+_LATE_SECONDS: Final = 0.1
+"""By how much our own loop may be late: else it, and not a host, had no time."""
 
 _DARK_UNTIL: Final[dict[tuple[str, int], float]] = {}
 """By host and port: until when it counts as silent, by the loop's clock, which is monotonic."""
@@ -349,7 +352,7 @@ async def _answers(
     for host, task in tasks.items():
         if task not in waiting:
             _DARK_UNTIL.pop(host, None)
-        elif task in lit:
+        elif task in lit and answered and loop.time() - end < _LATE_SECONDS:
             _DARK_UNTIL[host] = loop.time() + _DARK_FOR_SECONDS
     return answered
 

@@ -13,13 +13,12 @@ from chain_kernel.clients.kafka import (
     TopicPartition,
     close_client,
     make_admin,
-    make_consumer,
     start_client,
     started,
 )
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, reading_error
-from chain_kernel.clients.topics import describe_topics
+from chain_kernel.clients.topics import TopicDescription, describe_topics
 from chain_kernel.errors import OrderchainError, RetryError
 from chain_kernel.text import reason_of
 from sequencer.intake.reader import (
@@ -31,7 +30,7 @@ from sequencer.intake.reader import (
 from sequencer.stores.together import Together
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from chain_kernel.ports import SourceRecord
     from sequencer.config import TopicIntakeConfig
@@ -48,6 +47,9 @@ or leaves waits as long."""
 
 _RECORD_BYTES: Final = 100
 """What a record takes beside its key and value."""
+
+_OFFSETS_SHARE: Final = 0.25
+"""The share of `connect_seconds` in which brokers say the offsets of topics."""
 
 _Bounds = dict[TopicPartition, tuple[int, int]]
 
@@ -171,7 +173,7 @@ class JointConsumers:
     def join(self, topic: str, offsets: Mapping[TopicPartition, int]) -> Share:
         """Return a share that reads `topic` from `offsets` on."""
         self._joints = [joint for joint in self._joints if not joint.is_closed]
-        joint = next((joint for joint in self._joints if joint.has_room(len(offsets))), None)
+        joint = next((joint for joint in self._joints if joint.has_room(offsets)), None)
         if joint is None:
             joint = _Joint(self._config)
             self._joints.append(joint)
@@ -189,14 +191,14 @@ class JointConsumers:
         request_ms = int(config.request_seconds * 1_000)
         admin = make_admin(kafka, _ROLE, request_timeout_ms=request_ms)
         async with (
-            connecting(kafka, config.connect_seconds, doing=f"read topic {names[0]}"),
+            connecting(kafka, config.connect_seconds, doing=_doing(names[0])),
             started(admin, CLOSE_SECONDS),
-            started(make_consumer(kafka, _ROLE), CLOSE_SECONDS) as consumer,
+            # As those that will read: of a transaction that is open the end is not known yet.
+            started(orders_consumer(config, kafka, _ROLE, _FETCH_MS), CLOSE_SECONDS) as consumer,
         ):
-            try:
-                found = await _bounds_of(names, admin, kafka, consumer)
-            except (OrderchainError, *DRIVER_ERRORS):
-                found = {name: await _bounds_of_one(name, admin, kafka, consumer) for name in names}
+            topics_found = await _described(names, admin, kafka)
+            seconds = config.connect_seconds * _OFFSETS_SHARE
+            found = await _bounds_of(topics_found, kafka, consumer, seconds)
         return {number: found[name] for number, name in topics.items()}
 
 
@@ -217,10 +219,11 @@ class _Joint:
         """Whether nothing of it is left."""
         return self._reading.done()
 
-    def has_room(self, partitions: int) -> bool:
-        """Return whether it may read so many partitions more."""
-        count = sum(len(share.places) for share in self._shares)
-        return not self._is_over and count + partitions <= _PARTITIONS_MAX
+    def has_room(self, partitions: Collection[TopicPartition]) -> bool:
+        """Return whether it may read them, too. A consumer has one place in each partition."""
+        taken = [at for share in self._shares for at in share.places]
+        is_small = len(taken) + len(partitions) <= _PARTITIONS_MAX
+        return not self._is_over and is_small and set(partitions).isdisjoint(taken)
 
     def add(self, topic: str, offsets: Mapping[TopicPartition, int]) -> Share:
         """Read for one more reader."""
@@ -282,6 +285,7 @@ class _Joint:
             self._consumer = consumer
             self._assign()
             probing = asyncio.create_task(self._probe_often(), name="orderchain intake probe")
+            probing.add_done_callback(lambda _: self._reading.cancel())  # none reads unwatched
             while True:
                 await self._hand_out()
         except Exception as raised:  # noqa: BLE001 - each reader begins again, with another one
@@ -348,41 +352,71 @@ class _Joint:
         return {at: end for part in parts for at, end in part.items()}
 
 
-async def _bounds_of(
-    names: Collection[str],
-    admin: AIOKafkaAdminClient,
-    kafka: KafkaConfig,
-    consumer: Any,  # noqa: ANN401
-) -> dict[str, _Bounds | OrderchainError]:
-    """Return first offset and end of the partitions of each topic, or why it is refused."""
-    topics = (await describe_topics(admin, kafka, names)).values()
-    found: dict[str, _Bounds | OrderchainError]
-    found = {topic.name: refusal for topic in topics if (refusal := refusal_of(topic))}
-    parts = {
-        topic.name: [TopicPartition(topic.name, number) for number in range(topic.partitions)]
-        for topic in topics
-        if topic.name not in found
-    }
-    every = [at for some in parts.values() for at in some]
-    if every:
-        consumer.assign(every)
-        first, end = await consumer.beginning_offsets(every), await consumer.end_offsets(every)
-        found |= {name: {at: (first[at], end[at]) for at in some} for name, some in parts.items()}
+async def _described(
+    names: Sequence[str], admin: AIOKafkaAdminClient, kafka: KafkaConfig
+) -> dict[str, TopicDescription | OrderchainError]:
+    """Return topics by name, or why one of them cannot be described."""
+    failure: OrderchainError
+    try:
+        return dict(await describe_topics(admin, kafka, names))
+    except OrderchainError as error:
+        failure = error
+    except DRIVER_ERRORS as error:
+        failure = reading_error(error, kafka, _doing(names[0]))
+    if len(names) == 1:
+        return {names[0]: failure}
+    found: dict[str, TopicDescription | OrderchainError] = {}
+    for name in names:
+        found |= await _described([name], admin, kafka)
     return found
 
 
-async def _bounds_of_one(
-    name: str,
-    admin: AIOKafkaAdminClient,
+async def _bounds_of(
+    topics: Mapping[str, TopicDescription | OrderchainError],
     kafka: KafkaConfig,
     consumer: Any,  # noqa: ANN401
+    seconds: float,
+) -> dict[str, _Bounds | OrderchainError]:
+    """Return first offset and end of the partitions of each topic, or why it is refused.
+
+    `seconds` is the time for all together, and then for each: the broker of one may be away.
+    """
+    found: dict[str, _Bounds | OrderchainError] = {}
+    parts: dict[str, list[TopicPartition]] = {}
+    for name, topic in topics.items():
+        refusal = topic if isinstance(topic, OrderchainError) else refusal_of(topic)
+        if refusal is not None:
+            found[name] = refusal
+        elif isinstance(topic, TopicDescription):
+            parts[name] = [TopicPartition(name, number) for number in range(topic.partitions)]
+    if every := [at for some in parts.values() for at in some]:
+        consumer.assign(every)
+        bounds = await _offsets_of(every, kafka, consumer, seconds)
+        if isinstance(bounds, OrderchainError):
+            asked = (_offsets_of(some, kafka, consumer, seconds) for some in parts.values())
+            found |= zip(parts, await asyncio.gather(*asked), strict=True)
+        else:
+            found |= {name: {at: bounds[at] for at in some} for name, some in parts.items()}
+    return found
+
+
+async def _offsets_of(
+    parts: Sequence[TopicPartition],
+    kafka: KafkaConfig,
+    consumer: Any,  # noqa: ANN401
+    seconds: float,
 ) -> _Bounds | OrderchainError:
     try:
-        return (await _bounds_of([name], admin, kafka, consumer))[name]
-    except OrderchainError as error:
-        return error
+        async with asyncio.timeout(seconds):
+            first = await consumer.beginning_offsets(list(parts))
+            end = await consumer.end_offsets(list(parts))
     except DRIVER_ERRORS as error:
-        return reading_error(error, kafka, f"read topic {name}")
+        return reading_error(error, kafka, _doing(parts[0].topic))
+    return {at: (first[at], end[at]) for at in parts}
+
+
+def _doing(topic: str) -> str:
+    return f"read topic {topic}"
 
 
 def _size(record: SourceRecord) -> int:
