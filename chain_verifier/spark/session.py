@@ -49,6 +49,10 @@ EXPECTED: Final = (
     "(Debian and Ubuntu: apt-get install default-jre-headless)"
 )
 
+_SPARK: Final = ".".join(pyspark.__version__.split(".")[:2])
+_START_ERRORS: Final = (*SPARK_ERRORS, OSError, TypeError)
+"""What a start raises; TypeError where Java lacks a class of this version."""
+
 _VERSION: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?([0-9]+)', re.MULTILINE)
 _MODULES: Final = re.compile(r'^MODULES="([^"]*)"', re.MULTILINE)
 
@@ -98,9 +102,9 @@ def _require_release(program: Path, release: str) -> None:
 
 def require_spark(environ: Mapping[str, str]) -> None:
     """Raise SettingError where variables lead PySpark to another Spark, or to none."""
-    home, version = environ.get("SPARK_HOME"), ".".join(pyspark.__version__.split(".")[:2])
-    if home and not list((Path(home) / "jars").glob(f"spark-core_*-{version}.*jar")):
-        raise SettingError("SPARK_HOME", home, f"the folder of Spark {version}, or no such setting")
+    home = environ.get("SPARK_HOME")
+    if home and not list((Path(home) / "jars").glob(f"spark-core_*-{_SPARK}.*jar")):
+        raise SettingError("SPARK_HOME", home, f"the folder of Spark {_SPARK}, or no such setting")
     if "pyspark-shell" not in environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell").split():
         expected = "options that end with pyspark-shell, or no such setting"
         raise SettingError("PYSPARK_SUBMIT_ARGS", "without pyspark-shell", expected)
@@ -328,9 +332,10 @@ def _submitted(master: str | None) -> SparkSession:
         for name, value in (_NEEDED | left).items():
             builder = builder.config(name, value)
         session: SparkSession = builder.getOrCreate()
-    except (PySparkRuntimeError, Py4JError, OSError) as error:
-        text = str(error).strip() or type(error).__name__
-        raise SettingError("spark-submit", text.splitlines()[0], "a Spark that starts") from error
+    except _START_ERRORS as error:
+        # Its `SPARK_HOME` is judged by that alone: Java runs already, and is elsewhere on YARN.
+        expected = f"a Spark {_SPARK} that starts"
+        raise SettingError("spark-submit", spark_reason(error), expected) from error
     _prepare(session, is_local=False)
     return session
 
@@ -361,7 +366,7 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: s
         environment = _LOCAL_ENVIRONMENT if is_local else {}
         with log.open("ab") as file, _java_ended_where_left(file, environment):
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
-    except (*SPARK_ERRORS, OSError, TypeError) as error:  # TypeError: a class that Java lacks
+    except _START_ERRORS as error:
         raise start_error(_text_of(log), spark_reason(error), packages, os.environ) from error
     _prepare(session, is_local=is_local)
     return session

@@ -5,10 +5,18 @@ from pathlib import Path
 import pyspark
 import pytest
 from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import IllegalArgumentException
 
 from chain_kernel.errors import ConnectError, SettingError
 from chain_verifier.spark.errors import spark_reason
-from chain_verifier.spark.session import MODULE, is_submitted, require_spark, start_error
+from chain_verifier.spark.session import (
+    MODULE,
+    is_submitted,
+    open_session,
+    require_spark,
+    start_error,
+)
 
 
 def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None:
@@ -56,3 +64,30 @@ def test_workers_without_a_python_name_the_variable() -> None:
 def test_a_process_that_spark_submit_runs_is_known_by_its_gateway() -> None:
     assert is_submitted({"PYSPARK_GATEWAY_PORT": "40001"})
     assert not is_submitted({"PYSPARK_PYTHON": "python3", "SPARK_HOME": "/opt/spark"})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        IllegalArgumentException("spark.sql.x should be a number"),
+        TypeError("'JavaPackage' object is not callable"),
+        Py4JError("spark.sql.x"),
+        FileNotFoundError("no java"),
+    ],
+)
+def test_spark_submit_whose_spark_does_not_start_names_the_reason_and_the_version(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", fail)
+    monkeypatch.setattr("chain_verifier.spark.session._open_elsewhere", lambda: None)
+    version = ".".join(pyspark.__version__.split(".")[:2])
+    with (
+        pytest.raises(SettingError, match=f"expected a Spark {version} that starts") as refused,
+        open_session(None),
+    ):
+        pass
+    assert refused.value.value == spark_reason(error)
