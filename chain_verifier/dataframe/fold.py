@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -50,10 +51,20 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Top-level modules that its functions are of, but for Python's own and this package."""
+        """Top-level modules that its functions are of, and those that they wrap or are partials of,
+        but for Python's own and this package.
+        """
         functions = (self.start, self.step, self.digest, self.group)
-        names = {str(getattr(each, "__module__", "")).partition(".")[0] for each in functions}
+        within = (inner for each in functions for inner in _with_wrapped(each))
+        names = {str(getattr(each, "__module__", None)).partition(".")[0] for each in within}
         return tuple(sorted(names - {"__main__", "None", _OWN} - sys.stdlib_module_names))
+
+
+def _with_wrapped(function: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever can be called
+    while function is not None:
+        yield function
+        is_partial = isinstance(function, partial)
+        function = function.func if is_partial else getattr(function, "__wrapped__", None)
 
 
 class Piece(NamedTuple):

@@ -31,6 +31,7 @@ def replay_states(
     from chain_verifier.config import DatabaseSource
     from chain_verifier.dataframe.stored import differences, load_fold
     from chain_verifier.spark.session import open_session
+    from chain_verifier.spark.shipping import ship
 
     database, *others = sources
     if others or not isinstance(database, DatabaseSource):
@@ -42,6 +43,7 @@ def replay_states(
         bar.move_to(0, "starting Spark")
         spark = closing.enter_context(open_session(master))
         bar.move_to(0, f"replaying chain {chain_id}")
+        ship(spark, fold_name.partition(":")[0].partition(".")[0])
         found = differences(spark, fold, database, chain_id, states)
     if as_json:
         known = {"chain": chain_id, "states": states, "compared": found.states}

@@ -53,7 +53,9 @@ spark.stop()
 
 GATE = """
 import fcntl
+import operator
 import os
+from functools import partial
 from pathlib import Path
 from orderchain.spark import Fold
 
@@ -67,7 +69,8 @@ def step(count, orders):
         fcntl.flock(gate, fcntl.LOCK_SH)
     return count + len(orders), ()
 
-COUNT = Fold(start=lambda group: 0, step=step)
+# No function of it says that it is of this module: the command sends the one that it was given.
+COUNT = Fold(start=partial(operator.countOf, ()), step=partial(operator.call, step))
 """
 
 COUNT = """
@@ -103,15 +106,16 @@ spark.stop()
 """
 
 COUNT_OF_MODULE = """
+from functools import partial
 from orderchain.spark import Fold
 
 def start(group):
     return 0
 
-def step(count, orders):
-    return count + len(orders), ()
+def step(by, count, orders):
+    return count + by * len(orders), ()
 
-COUNT = Fold(start=start, step=step)
+COUNT = Fold(start=partial(start), step=partial(step, 1))
 """
 
 STATES = '{"group": "", "id": 1, "digest": "00"}\n'

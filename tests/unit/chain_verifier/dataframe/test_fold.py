@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -72,3 +75,20 @@ def test_stored_state_with_an_empty_digest_is_a_wrong_one() -> None:
     differs, state = [each for each in results_of(pieces) if each.kind != "output"]
     assert (differs.kind, differs.id, differs.stored) == ("differs", 10, b"")
     assert (state.id, state.rows) == (40, 40)
+
+
+@pytest.mark.parametrize(
+    ("made", "module"),
+    [
+        (step, "tests"),
+        (partial(partial(step)), "tests"),
+        (lru_cache(step), "tests"),
+        (lru_cache(partial(step)), "tests"),
+        (partial(digest_of), None),
+    ],
+)
+def test_modules_of_a_fold_are_those_of_what_its_functions_wrap(
+    made: Callable[..., Any], module: str | None
+) -> None:
+    fold: Fold[Any] = Fold(start=list, step=made)
+    assert fold.modules == ((module,) if module else ())
