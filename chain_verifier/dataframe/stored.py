@@ -18,7 +18,7 @@ from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
-from chain_verifier.dataframe.table_files import open_files
+from chain_verifier.dataframe.table_files import open_files, open_table
 from chain_verifier.places import require_no_password
 from chain_verifier.spark.database import chain_address
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
@@ -94,7 +94,7 @@ def read_states(
 
 def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource) -> DataFrame:
     if kind == "table":
-        return spark.table(name)
+        return open_table(spark, name)
     if kind == "database":
         address = chain_address(database)
         return spark.read.jdbc(address.url, name, properties=dict(address.properties))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
@@ -11,6 +12,22 @@ from chain_verifier.config import literal_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_BY_PATH: Final = re.compile(
+    r"`?(avro|binaryfile|csv|json|orc|parquet|text|xml)`?\s*\.\s*`.*", re.IGNORECASE | re.DOTALL
+)
+
+
+def open_table(spark: SparkSession, name: str) -> DataFrame:
+    """Return a table of the session's catalog.
+
+    Raises OSError for files by their path, such as parquet.`/x`, which Spark takes for one: it may
+    leave out some; and as Spark does.
+    """
+    if _BY_PATH.fullmatch(name.strip()):
+        raise OSError("files are named as parquet:PATH")
+    return spark.table(name)
 
 
 def open_files(spark: SparkSession, kind: str, path: str) -> DataFrame:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own
 
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_verifier.dataframe.frame import KINDS, column_of, verify_frame
-from chain_verifier.dataframe.table_files import open_files
+from chain_verifier.dataframe.table_files import open_files, open_table
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.errors import as_broken, spark_reason
 from chain_verifier.spark.session import loses_table
@@ -138,7 +138,7 @@ def _opened(spark: SparkSession, name: str) -> DataFrame:
     """Open a table of the catalog, or files of a `FORMAT:PATH`."""
     kind, colon, path = name.partition(":")
     if not colon:
-        return spark.table(name)
+        return open_table(spark, name)
     if kind not in _FILES or not path:
         raise OSError(f"of files, {', '.join(f'{each}:PATH' for each in _FILES)}")
     return open_files(spark, kind, path)

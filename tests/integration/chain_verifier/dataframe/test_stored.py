@@ -225,6 +225,7 @@ def test_right_service_that_runs_meanwhile_has_no_differences(
     [
         (("--states", "database:nowhere"), "--states"),
         (("--states", "csv:x"), "parquet:NAME"),
+        (("--states", "table:json.`/x`"), "parquet:PATH"),
         (("--states", "database:x; DROP"), "the name of a table"),
         (("--states", "database:chain_batch"), "it has no group"),
         ((), "--states, too"),

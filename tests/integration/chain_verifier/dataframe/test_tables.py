@@ -57,6 +57,8 @@ def test_folder_of_which_spark_reads_a_part_is_refused(
     write(folder / left_out, 2)
     assert main(["verify", "--id", "seq", "--source", f"table:parquet:{folder}"]) == 2
     assert f"leaves out file://{folder / left_out}" in capsys.readouterr().err
+    assert main(["verify", "--id", "seq", "--source", f"table:parquet.`{folder}`"]) == 2
+    assert "parquet:PATH" in capsys.readouterr().err
 
 
 def test_empty_file_is_refused(
