@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.types import DecimalType, IntegralType
 
-from chain_kernel.errors import InputError, SettingError, SourceBroken
+from chain_kernel.errors import InputError, SourceBroken
 from chain_verifier.checks.buckets import Horizon
 from chain_verifier.config import FINDINGS_MAX, LEAF_BITS, bucket_bits
 from chain_verifier.findings import Finding, Kind
-from chain_verifier.spark.own_session import LEAVING_OUT, LEAVING_OUT_OF_HIVE
+from chain_verifier.spark.own_session import require_all_files
 from chain_verifier.spark.source_check import examine, is_balanced, path_sums, with_key
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import EVENT_TYPES, KEY_BITS, ScanPlan
@@ -89,9 +89,7 @@ def verify_frame(
     a column that is missing, or whose ids are no whole numbers; SettingError for a session that
     leaves broken or missing files out; SourceBroken for a frame that changes between two looks.
     """
-    for setting in (*LEAVING_OUT, *LEAVING_OUT_OF_HIVE):
-        if str(frame.sparkSession.conf.get(setting, "false")).lower() == "true":
-            raise SettingError(setting, "true", "false: what a frame leaves out is not checked")
+    require_all_files(frame.sparkSession)
     rows = _rows(frame, {"id": id, "pid": pid, "key": key, _ORDER: order})
     places = {"id": id, "pid": pid, _ORDER: order}
     sound = rows.where(~F.col(HAS_NULL))

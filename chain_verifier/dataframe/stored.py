@@ -22,7 +22,7 @@ from chain_verifier.dataframe.table_files import open_files, open_table
 from chain_verifier.places import require_no_password
 from chain_verifier.spark.database import chain_address
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
-from chain_verifier.spark.own_session import ARROW_RECORDS
+from chain_verifier.spark.own_session import ARROW_RECORDS, require_all_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -94,6 +94,7 @@ def read_states(
 
 def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource) -> DataFrame:
     if kind == "table":
+        require_all_files(spark)
         return open_table(spark, name)
     if kind == "database":
         address = chain_address(database)

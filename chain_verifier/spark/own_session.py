@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import SparkSession
 
+from chain_kernel.errors import SettingError
 from chain_verifier.spark.errors import SPARK_ERRORS
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ SETTINGS: Final = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "true",
 }
 """What every verification needs, whatever the caller's session has."""
+
+
+def require_all_files(spark: SparkSession) -> None:
+    """Raise SettingError for a session that leaves files out of tables, without a word."""
+    for setting in (*LEAVING_OUT, *LEAVING_OUT_OF_HIVE):
+        if str(spark.conf.get(setting, "false")).lower() == "true":
+            raise SettingError(setting, "true", "false: what a frame leaves out is not checked")
 
 
 def is_connect(spark: SparkSession) -> bool:

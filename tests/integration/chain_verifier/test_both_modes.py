@@ -25,6 +25,7 @@ from chain_kernel.sql import AUDITOR, GAP_READER
 from chain_kernel.text import silent
 from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.dataframe.frame import verify_frame
+from chain_verifier.dataframe.stored import read_states
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
@@ -591,8 +592,11 @@ def test_files_that_a_session_would_leave_out_are_not_proven(
     with own_session(spark) as callers:
         # As a session has it that was started so: it rules tables of Hive.
         callers.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+        stated = DatabaseSource(database="postgresql://auditor@127.0.0.1:1/x")
         for name in LEAVING_OUT_OF_HIVE:
             callers.conf.set(name, "true")
             with pytest.raises(SettingError, match=name):
                 verify_frame(callers.range(1, 9), start=None)
+            with pytest.raises(SettingError, match=name):
+                read_states(callers, "table:states", stated, 7)
             callers.conf.set(name, "false")
