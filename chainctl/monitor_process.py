@@ -64,11 +64,13 @@ class Pages:
         self._rendered: asyncio.Future[MonitorAnswer] | None = None
         self._samples = Raw(msgspec.msgpack.encode(()))
         self._samples_at = look.at
+        self._shown: MonitorAnswer | None = None
         self.take(look)
 
     def take(self, look: Look[Raw]) -> None:
         """Show this from now on."""
         self._look = look
+        self._shown = None
         if look.samples != _NONE:
             self._samples, self._samples_at = look.samples, look.at
             self._rendered = None
@@ -85,8 +87,10 @@ class Pages:
             rendering = asyncio.to_thread(_render, self._samples)
             self._rendered = asyncio.ensure_future(rendering)
         shown = await asyncio.shield(self._rendered)
-        age = metrics_of(METRICS_AGE.samples(time.monotonic() - self._samples_at, {}))
-        return MonitorAnswer(shown.media_type, shown.body + age.body)
+        if self._shown is None:  # one copy for all who ask, and may not read
+            age = metrics_of(METRICS_AGE.samples(time.monotonic() - self._samples_at, {}))
+            self._shown = MonitorAnswer(shown.media_type, shown.body + age.body)
+        return self._shown
 
 
 _NONE: Final = Raw(msgspec.msgpack.encode(None))

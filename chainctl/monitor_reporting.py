@@ -49,8 +49,14 @@ _BUFFER_BYTES: Final = 16 * 1024
 
 _STOP_SECONDS: Final = 2.0
 
-_PAUSE_SECONDS_MAX: Final = 30.0
-"""Before a process is started again, at most; one that has lasted longer is started after 1 s."""
+_PAUSE_SECONDS_MAX: Final = 5.0
+"""Before a process is started again, at most: three probes in a row must not miss it."""
+
+_LASTED_SECONDS: Final = 30.0
+"""One that has lasted longer is started again after 1 s."""
+
+_DUE_SECONDS_MAX: Final = 15.0
+"""How long samples are shown again, at most: a look takes long where the process was stopped."""
 
 
 class Reporting:
@@ -95,7 +101,7 @@ class Reporting:
                 reason = f"has failed: {reason_of(error)}"
             if self._over.is_set():
                 break
-            has_lasted = time.monotonic() - begun > _PAUSE_SECONDS_MAX
+            has_lasted = time.monotonic() - begun > _LASTED_SECONDS
             pause = 1.0 if has_lasted else min(max(1.0, 2 * pause), _PAUSE_SECONDS_MAX)
             line = "the process that serves metrics and health %s; it is started again in %g s"
             _log.warning(line, reason, pause)
@@ -154,10 +160,12 @@ class _Looking:
             why_not_ready = self._monitor.why_not_ready()
             if begun >= self._due:
                 samples = list(self._monitor.samples())
-                self._due = begun + (time.monotonic() - begun) / _LOOK_SHARE
+                now = time.monotonic()
+                self._due = min(begun + (now - begun) / _LOOK_SHARE, now + _DUE_SECONDS_MAX)
         except Exception as error:  # noqa: BLE001 - whatever a part raises
             why_not_ready = f"a look at the parts has failed: {reason_of(error)}"
             samples = list(READY.samples(False, {}))
+            self._due = 0.0
             self._failed.repeat(why_not_ready)
         return Look(begun, None, why_not_ready, samples)
 

@@ -474,7 +474,10 @@ class _Exchange:
         head, self._head = self._head or b"", None
         self.has_begun = True
         body = b"" if self._request.method == "HEAD" else message.get("body", b"")
-        await self._connection.write(head + body)
+        if len(body) > PIECE_BYTES:  # a copy of it for each client that does not read is too much
+            await self._connection.write(head)
+            head = b""
+        await self._connection.write(head + body if head else body)
         self.has_ended = not message.get("more_body", False)
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:

@@ -466,9 +466,10 @@ class CallbackIntake:
                 raise
             self._service.pass_over(error)
             # A damaged head may name any offset as the next one.
-            ends = await consumer.end_offsets([error.at])
-            consumer.seek(error.at, min(error.next_offset, ends[error.at]))
-            await consumer.commit()
+            async with asyncio.timeout(self._config.call_seconds):
+                ends = await consumer.end_offsets([error.at])
+                consumer.seek(error.at, min(error.next_offset, ends[error.at]))
+                await consumer.commit()
             return
         for at, records in fetched.items():
             take = (

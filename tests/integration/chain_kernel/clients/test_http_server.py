@@ -6,6 +6,7 @@ import asyncio
 import gc
 import resource
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
@@ -16,6 +17,7 @@ from chain_kernel.clients.http_server import HttpLimits, HttpServer, connections
 from tests.deadlines import deadline
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
+LARGE = bytes(10_000_000)
 GET = b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
@@ -37,7 +39,7 @@ class Echo:
         while more:
             message = await receive()
             body, more = body + message["body"], message["more_body"]
-        content = bytes(10_000_000) if path == "/large" else path.encode() + body
+        content = LARGE if path == "/large" else path.encode() + body
         value = b"a\r\nb: c" if path == "/split" else b"%d" % len(content)
         start = {"status": 200, "headers": [(b"content-length", value)]}
         await send({"type": "http.response.start", **start})
@@ -144,6 +146,27 @@ async def test_requests_that_one_connection_sends_ahead_take_no_memory() -> None
                 answered += (await reader.read(2**16)).count(b"HTTP/1.1 200")
             sending.cancel()
     assert max(held) < 2**20, "one read more than a piece, at most"
+
+
+async def test_large_answer_is_not_copied_for_each_client_that_does_not_read() -> None:
+    tracemalloc.start()
+    try:
+        async with serving(write_seconds=600.0) as (server, _, port):
+            with ExitStack() as stack:
+                for _ in range(30):
+                    silent = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    silent.sendall(GET % b"large")
+                while len(server.connections) < 30:  # noqa: ASYNC110 - there is no event
+                    await asyncio.sleep(0.01)
+                while not all(  # noqa: ASYNC110 - as above
+                    hasattr(each, "_taken") and not each._taken.is_set()
+                    for each in server.connections
+                ):
+                    await asyncio.sleep(0.01)
+                held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 3 * len(LARGE)
 
 
 async def test_answer_that_is_not_read_holds_no_connection() -> None:

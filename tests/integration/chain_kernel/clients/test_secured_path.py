@@ -136,6 +136,7 @@ async def test_message_is_relayed_consumed_and_confirmed(
         running = asyncio.create_task(consumer.run(handle))
         async with business.transaction():
             message_id = await outbox.add(business, "clearing", b"trade")
+        await outbox.wake(business)
         await sender.until_status(message_id, Status.CONSUMED)
         consumer.stop()
         await running
