@@ -104,9 +104,9 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
 
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     database: str | DatabaseConfig
-    """The primary, as a DatabaseConfig or a libpq URL. The sequencer holds direct connections: use
-    no transaction pooler. With several hosts it needs `target_session_attrs=primary` or
-    `read-write`."""
+    """The primary, as a DatabaseConfig or a libpq URL: of one host its primary alone is accepted,
+    several need `target_session_attrs=primary` or `read-write`. The sequencer holds direct
+    connections: use no transaction pooler."""
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     name: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote, unquote
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chain_kernel.clients.pem import load_authorities, load_own_certificate, read_file
 from chain_kernel.config import CheckedNames, is_host
@@ -327,23 +328,34 @@ class DatabaseConfig(
             _read_passfile(self.passfile)
 
     @property
-    def is_one_primary_of_several(self) -> bool:
-        """Whether it names several hosts, and means the one that says that it is the primary."""
-        return "," in self.host and self.target_session_attrs in ("primary", "read-write")
+    def wants_primary(self) -> bool:
+        """Whether only a server that says that it is the primary is accepted."""
+        return self.target_session_attrs in ("primary", "read-write")
+
+    @property
+    def primary_may_move(self) -> bool:
+        """Whether another server may become the primary that is meant: of several hosts, or of a
+        name, which leads to several addresses, or to another one tomorrow.
+        """
+        are_fixed = all(is_local(host) or _is_address(host) for host, _ in self.addresses)
+        return self.wants_primary and ("," in self.host or not are_fixed)
 
     def for_writing(self) -> Self:
-        """Return it, for a login that writes.
+        """Return it for a login that writes: of one host, that means the primary there.
 
-        Raises SettingError for several hosts of which any may be chosen: one that answers may be a
-        standby that lags, and what is read there is not what was committed.
+        Raises SettingError for several hosts of which any may be chosen, and where a standby is
+        wanted: one that answers may lag, and what is read there is not what was committed.
         """
-        if "," in self.host and not self.is_one_primary_of_several:
-            raise SettingError(
-                "target_session_attrs",
-                self.target_session_attrs,
-                f"primary or read-write, for a login that writes to one of {self.host}",
-            )
-        return self
+        if self.wants_primary:
+            return self
+        several = "," in self.host
+        if not several and self.target_session_attrs in ("", "any"):
+            return replace(self, target_session_attrs="primary")
+        raise SettingError(
+            "target_session_attrs",
+            self.target_session_attrs,
+            f"primary or read-write, for a login that writes to {'one of ' * several}{self.host}",
+        )
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -532,10 +544,15 @@ def is_local(host: str) -> bool:
     """Return whether `host` names this machine itself: a socket's folder, or loopback."""
     if host.startswith("/") or host in ("localhost", "ip6-localhost"):
         return True
+    return _is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 def server_name(host: str, port: int) -> str:

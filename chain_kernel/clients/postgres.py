@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 import asyncpg
 from asyncpg.pgproto import pgproto
+from msgspec.structs import replace
 
 from chain_kernel.clients import abort
 from chain_kernel.clients.database_config import PINNED, server_name, warn_of_exposure
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     Record: TypeAlias = asyncpg.Record
     Connection: TypeAlias = asyncpg.Connection[Record]
+    Place: TypeAlias = tuple[str, int, str]  # host, port and address
     LogMessage: TypeAlias = asyncpg.PostgresLogMessage
 
 # What the driver raises, so that a double of the database can raise it, too.
@@ -106,8 +108,8 @@ _DARK_FOR_SECONDS: Final = 30.0
 _LATE_SECONDS: Final = 0.1
 """By how much our own loop may be late: else it, and not a host, had no time."""
 
-_DARK_UNTIL: Final[dict[tuple[str, int], float]] = {}
-"""By host and port: until when it counts as silent, by the loop's clock, which is monotonic."""
+_DARK_UNTIL: Final[dict[Place, float]] = {}
+"""By the first place of a host: until when it counts as silent, by the loop's monotonic clock."""
 
 _ALERT_SECONDS: Final = 3.0
 """The longest look for the reason of a hang-up: two round trips."""
@@ -237,9 +239,10 @@ async def connect(
     precedence over those of `config`, which do over what is `PINNED`.
     `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
     refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
-    `server` accepts that one alone. Else, where the primary of several hosts is wanted, each host
-    is asked, and the one on the highest timeline is taken: of two that say that they are the
-    primary, the other one was replaced. None is taken where two servers are on that timeline.
+    `server` accepts that one alone. Else, where the primary of several hosts is wanted, or of a
+    name with several addresses, each is asked, and the one on the highest timeline is taken: of two
+    that say that they are the primary, the other one was replaced. None is taken where two servers
+    are on that timeline.
     The first connection to a host where another machine may pose as the server logs a warning.
     Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
     pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound.
@@ -252,11 +255,9 @@ async def connect(
             options["statement_cache_size"] = 0
         end = asyncio.get_running_loop().time() + within_seconds
         places = await _places(config, within_seconds)
-        if server is None and config.is_one_primary_of_several and not is_pooled:
-            opening = {
-                host: _first(config, options, list(each), end, is_direct)
-                for host, each in groupby(places, key=itemgetter(0, 1))
-            }
+        hosts = _hosts(places)
+        if server is None and config.wants_primary and len(hosts) > 1 and not is_pooled:
+            opening = {each[0]: _first(config, options, each, end, is_direct) for each in hosts}
             return await _newest(config, opening, end)
         return await _first(config, options, places, end, is_direct, server)
     except SettingError as error:
@@ -264,10 +265,39 @@ async def connect(
         raise ConnectError(error.field, error.value, error.expected) from error
 
 
+async def primaries(
+    config: DatabaseConfig, *, application_name: str, within_seconds: float
+) -> dict[str, ServerIdentity | None]:
+    """Return for each host which primary it says that it is; None for a standby, or no answer.
+
+    Two ways to one primary are one. Raises SettingError where a file of `config` cannot be read.
+    """
+    wanted = replace(config, target_session_attrs="primary")
+    options = _options(wanted, application_name, {}, is_pooled=False)
+    end = asyncio.get_running_loop().time() + within_seconds
+    hosts = _hosts(await _places(wanted, within_seconds))
+    opening = (_with_server(_first(wanted, options, each, end, is_direct=False)) for each in hosts)
+    answers = await asyncio.gather(*opening, return_exceptions=True)
+    found: dict[str, ServerIdentity | None] = {}
+    starts = set()
+    for ((host, port, address), *_), answer in zip(hosts, answers, strict=True):
+        identity = None
+        if isinstance(answer, tuple):
+            connection, server = answer
+            connection.terminate()
+            if server["started_at"] in starts:
+                continue
+            starts.add(server["started_at"])
+            identity = ServerIdentity(server["system_identifier"], server["timeline"])
+        at = "" if address == host else f" at {address}"
+        found[server_name(host, port) + at] = identity
+    return found
+
+
 async def _first(
     config: DatabaseConfig,
     options: Mapping[str, Any],
-    places: Sequence[tuple[str, int, str]],
+    places: Sequence[Place],
     end: float,
     is_direct: bool,
     wanted: ServerIdentity | None = None,
@@ -303,12 +333,12 @@ async def _first(
 
 async def _newest(
     config: DatabaseConfig,
-    opening: Mapping[tuple[str, int], Coroutine[Any, Any, Connection]],
+    opening: Mapping[Place, Coroutine[Any, Any, Connection]],
     end: float,
 ) -> Connection:
     """Return the connection to the server on the highest timeline; the others are ended.
 
-    `opening` is by host and port.
+    `opening` is by the first place of each host.
     """
     tasks = {host: asyncio.ensure_future(_with_server(each)) for host, each in opening.items()}
     chosen: tuple[Connection, Record] | None = None
@@ -335,9 +365,9 @@ async def _newest(
 
 
 async def _answers(
-    tasks: Mapping[tuple[str, int], asyncio.Future[tuple[Connection, Record]]], end: float
+    tasks: Mapping[Place, asyncio.Future[tuple[Connection, Record]]], end: float
 ) -> list[tuple[Connection, Record]]:
-    """Return what each of `tasks`, by host and port, has found by `end`, or soon after another."""
+    """Return what each of `tasks`, by host, has found by `end`, or soon after another."""
     loop = asyncio.get_running_loop()
     lit = {task for host, task in tasks.items() if _DARK_UNTIL.get(host, -inf) <= loop.time()}
     waiting = set(tasks.values())
@@ -610,22 +640,41 @@ def _joined(refusals: list[OrderchainError], before_expected: str) -> str:
 # -- opening -----------------------------------------------------------------------------------
 
 
-async def _places(config: DatabaseConfig, within_seconds: float) -> list[tuple[str, int, str]]:
+def _hosts(places: Sequence[Place]) -> list[list[Place]]:
+    """Return the places of each host.
+
+    An address of each family leads to one host; two of one family lead to two, such as all servers
+    of a cluster behind one name.
+    """
+    hosts: list[list[Place]] = []
+    for _, each in groupby(places, key=itemgetter(0, 1)):
+        of_name = list(each)
+        of_ipv6 = sum(":" in address for _, _, address in of_name)
+        is_one = max(of_ipv6, len(of_name) - of_ipv6) == 1
+        hosts += [of_name] if is_one else [[place] for place in of_name]
+    return hosts
+
+
+async def _places(config: DatabaseConfig, within_seconds: float) -> list[Place]:
     """Return host, port and address of each server: as libpq, we try every address of a name.
 
     A name that is not resolved within its share is its own address, and fails where it is tried.
     """
-    loop = asyncio.get_running_loop()
     places = []
     for host, port in config.addresses:
         found: list[Any] = []
         if not host.startswith("/"):
             with suppress(OSError):
                 async with asyncio.timeout(within_seconds / 2 / len(config.addresses)):
-                    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                    found = await _resolve(host, port)
         addresses = dict.fromkeys(each[4][0] for each in found)
         places += [(host, port, address) for address in addresses or [host]]
     return places
+
+
+async def _resolve(host: str, port: int) -> list[Any]:
+    loop = asyncio.get_running_loop()
+    return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 async def _connect_one(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from chain_kernel.clients.database_config import PINNED, DatabaseConfig
 from chain_kernel.clients.postgres import (
@@ -190,8 +191,8 @@ those whose turn it is."""
 
 
 _LIFE_SECONDS: Final = 30.0
-"""After so long a session with the primary of several hosts is opened again: its server may have
-been replaced, and come back. Writes fail there; those that only read would never see it."""
+"""After so long a session with a primary that may move is opened again: its server may have been
+replaced, and come back. Writes fail there; those that only read would never see it."""
 
 
 ONE_CHAIN_SETTINGS: Final = {
@@ -245,9 +246,9 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """How long to wait, with jitter, while the server has no connection left."""
 
     def __post_init__(self) -> None:
-        """Raise SettingError for several hosts of which any may be chosen, where it writes."""
+        """Mean the primary, where it writes; raises SettingError where a standby may be chosen."""
         if self.role not in (GAP_READER, AUDITOR):
-            self.database.for_writing()
+            force_setattr(self, "database", self.database.for_writing())
 
     @property
     def connect_within(self) -> float:
@@ -383,9 +384,7 @@ class Session:
         """Return whether another host may have become the primary since it was opened."""
         age = asyncio.get_running_loop().time() - self._opened_at
         return (
-            age > _LIFE_SECONDS
-            and self._server is None
-            and self._config.database.is_one_primary_of_several
+            age > _LIFE_SECONDS and self._server is None and self._config.database.primary_may_move
         )
 
     def _is_replaced(self) -> bool:
@@ -518,7 +517,7 @@ async def open_connection(
             await require_sight(connection, tables)
             # A leader's sessions know the server of its term instead.
             stays = config.watches_standby or config.role == GAP_READER
-            if stays and config.database.is_one_primary_of_several:
+            if stays and config.database.primary_may_move:
                 await _stay_with_newest(connection)
     except BaseException as error:
         connection.terminate()
@@ -581,7 +580,7 @@ class Connections:
     def _is_over(self, connection: Connection, now: float) -> bool:
         """Return whether another host is the primary by now, or may be."""
         age = now - self._opened_at.get(connection, now)
-        is_old = age > _LIFE_SECONDS and self._config.database.is_one_primary_of_several
+        is_old = age > _LIFE_SECONDS and self._config.database.primary_may_move
         return is_old or is_replaced(connection)
 
     def give_back(self, connection: Connection) -> None:

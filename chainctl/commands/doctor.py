@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
-from msgspec.structs import replace
 
 from chain_kernel.errors import ConnectError, OrderchainError, SettingError
 from chain_kernel.limits import FRAME_BYTES_MIN
@@ -108,7 +106,7 @@ async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]
     topics: list[str] = []
     primary = await _guarded("database", _database(settings), "see docs/operations.md")
     checks += primary
-    checks += await _guarded("hosts", _hosts(settings), "see docs/failover-drill.md")
+    checks += await _guarded("hosts", look_at_hosts(settings), "see docs/failover-drill.md")
     if primary[0].state == OK:
         checks += await _guarded("schema", _schema(settings), "chainctl schema apply")
         needs = "set --audit-database: a login with the auditor's rights"
@@ -204,30 +202,27 @@ async def _database(settings: Settings) -> list[DoctorLine]:
         ]
 
 
-async def _hosts(settings: Settings) -> list[DoctorLine]:
+async def look_at_hosts(settings: Settings) -> list[DoctorLine]:
     """Ask each of several hosts what it is: of two primaries one was replaced, and came back."""
-    from chain_kernel.clients.database_config import DatabaseConfig, server_name
-    from chain_kernel.clients.postgres import server_identity  # late: it takes long
+    from chain_kernel.clients.database_config import DatabaseConfig
+    from chain_kernel.clients.postgres import primaries  # late: it takes long
 
     config = DatabaseConfig.of(settings.database_dsn()).for_writing()
-    if not config.is_one_primary_of_several:
+    hosts = await primaries(
+        config, application_name="chainctl doctor", within_seconds=settings.connect_seconds
+    )
+    if len(hosts) == 1:
         return []
-    primaries = []
-    for host, port in config.addresses:
-        one = replace(config, host=host, port=port, target_session_attrs="primary")
-        with suppress(OrderchainError):  # away, or a standby
-            async with connected_to(one, settings.connect_seconds, AUDITOR) as connection:
-                server = await server_identity(connection)
-                primaries.append((server.timeline, server_name(host, port)))
-    found = ", ".join(f"{name} (timeline {timeline})" for timeline, name in sorted(primaries))
-    if len(primaries) == 1:
-        return [_ok("hosts", f"one primary of {len(config.addresses)}: {found}")]
-    if not primaries:
+    leading = sorted((each.timeline, name) for name, each in hosts.items() if each is not None)
+    found = ", ".join(f"{name} (timeline {timeline})" for timeline, name in leading)
+    if len(leading) == 1:
+        return [_ok("hosts", f"one primary of {len(hosts)}: {found}")]
+    if not leading:
         return [_failed("hosts", "no primary", "promote one, or start it")]
-    twins = len({timeline for timeline, _ in primaries}) < len(primaries)
+    twins = len({timeline for timeline, _ in leading}) < len(leading)
     which = "that lacks orders (two were promoted)" if twins else "on the lower timeline"
     to_do = f"end the one {which}, and make it a standby again"
-    return [_failed("hosts", f"{len(primaries)} say that they are the primary: {found}", to_do)]
+    return [_failed("hosts", f"{len(leading)} say that they are the primary: {found}", to_do)]
 
 
 async def _server(connection: Connection) -> str:

@@ -164,8 +164,11 @@ class Link:
 class Proxy:
     """Listens on a port of its own and passes on to `server_port`, as its dials say."""
 
-    def __init__(self, server_port: int, split: Split, *, port: int = 0) -> None:
+    def __init__(
+        self, server_port: int, split: Split, *, port: int = 0, host: str = "127.0.0.1"
+    ) -> None:
         self.split = split
+        self.host = host
         self.port = port
         self.delay_seconds = 0.0
         """Before each request and each piece of an answer."""
@@ -181,7 +184,7 @@ class Proxy:
         self._traps: list[Trap] = []
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._accept, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
