@@ -67,7 +67,7 @@ def clean_environment(settings: Mapping[str, str]) -> dict[str, str]:
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts `chainctl` and returns the process; whatever is left of it is killed at the end.
 
-    With `script` Python runs that instead, with the same arguments.
+    With `script` Python runs that instead, with the same arguments; `within` runs Python.
     """
     started: list[subprocess.Popen[str]] = []
 
@@ -85,7 +85,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         }
         script = options.pop("script", None)
         how = ["-m", "chainctl"] if script is None else ["-c", script]
-        process = subprocess.Popen([sys.executable, *how, *map(str, arguments)], **options)
+        command = [*options.pop("within", ()), sys.executable, *how, *map(str, arguments)]
+        process = subprocess.Popen(command, **options)
         started.append(process)
         return process
 

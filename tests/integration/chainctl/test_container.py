@@ -7,13 +7,26 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.chainctl.monitor_pages import (
+    address_of,
+    children_of,
+    serving_for,
+    until_ready,
+    until_shown,
+)
 from tests.pages import ROOT
 
+if TYPE_CHECKING:
+    from tests.integration.chainctl.conftest import Start
+
 NAMELESS = ("unshare", "--user", "--map-user=54321", "--map-group=54321")
-FIRST = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+FIRST = (
+    "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"
+)  # fmt: skip
 """What runs a program in namespaces of its own."""
 
 SLOW_IMPORT = """
@@ -93,10 +106,34 @@ def test_signal_during_the_imports_ends_process_1(
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "importing\n"
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-            os.kill(int(children), number)
+            (first,) = children_of(process.pid)
+            os.kill(first, number)
             _, stderr = process.communicate()
         finally:
             process.kill()
     assert process.returncode == code
     assert stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_health_of_process_1_is_served_and_its_child_outlives_nothing(
+    start: Start, module_settings: dict[str, str], filled_once: int, tmp_path: Path,
+    number: signal.Signals,
+) -> None:  # fmt: skip
+    process = start(
+        "receive", "--chain", filled_once, "--name", "r1", "--output", tmp_path / "j.jsonl",
+        "--follow", "--http", 0, "--log-format", "json", settings=module_settings, within=FIRST,
+    )  # fmt: skip
+    address = address_of(process)
+    until_ready(address)
+    (first,) = children_of(process.pid)
+    serving = serving_for(first)
+    os.kill(serving, signal.SIGKILL)
+    again = serving_for(first, but=serving)
+    until_shown(f"{address}/livez", 200)
+    until_shown(f"{address}/metrics", 200, "orderchain_receiver_live")
+    assert children_of(first) == [again], "the one that was killed is waited for"
+    os.kill(first, number)
+    _, stderr = process.communicate()
+    assert process.returncode == 143 or number is signal.SIGKILL, stderr
+    assert not Path(f"/proc/{again}").exists()

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
 
 import pytest
 
@@ -19,6 +17,7 @@ from chain_kernel.monitoring import Sample
 from chainctl import monitor_reporting
 from chainctl.monitor_server import Address, Watch, watched, watched_beside
 from tests.deadlines import Deadline
+from tests.integration.chainctl.monitor_pages import get, serving_for, until_shown
 
 if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Start
@@ -47,40 +46,6 @@ class Part:
 
     def why_not_ready(self) -> str | None:
         return None
-
-
-def get(url: str) -> tuple[int, str]:
-    try:
-        with urlopen(url) as answer:  # noqa: S310 - ours
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def until_shown(url: str, status: int, text: str = "") -> str:
-    """Wait for an answer, which may be that of a look ago; return it."""
-    bound, shown = Deadline(), (0, "")
-    while not (shown[0] == status and text in shown[1]):
-        assert bound.left() > 0, shown
-        with suppress(URLError, ConnectionError):
-            shown = get(url)
-        time.sleep(0.02)
-    return shown[1]
-
-
-def serving_for(process_id: int, but: int = 0) -> int:
-    """Return the process that serves for another one, once it is there."""
-    bound = Deadline()
-    while bound.left() > 0:
-        for status in Path("/proc").glob("[0-9]*/status"):
-            with suppress(OSError):  # it has ended
-                is_child = f"\nPPid:\t{process_id}\n" in status.read_text()
-                command = status.with_name("cmdline").read_bytes()
-                if is_child and b"monitor_process" in command and status.parent.name != f"{but}":
-                    return int(status.parent.name)
-        time.sleep(0.02)
-    raise AssertionError("no process serves")
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ import time
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import pytest
 
 from tests.deadlines import Deadline
+from tests.integration.chainctl.monitor_pages import address_of, get, until_ready
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 if TYPE_CHECKING:
@@ -27,32 +26,6 @@ if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call, Refused, Start
 
 JSON = ("--log-format", "json")
-
-
-def address_of(process: subprocess.Popen[str]) -> str:
-    """Where the command serves, which is the first thing that it says."""
-    assert process.stderr is not None
-    line = json.loads(process.stderr.readline())
-    found = re.fullmatch(r"metrics and health are served at (http://127\.0\.0\.1:\d+)",
-                         line["message"])  # fmt: skip
-    assert found, line
-    return found[1]
-
-
-def get(url: str) -> tuple[int, str]:
-    try:
-        with urlopen(url) as answer:  # noqa: S310 - ours
-            return answer.status, answer.read().decode()
-    except HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def until_ready(address: str, status: int = 200) -> None:
-    bound = Deadline()
-    while (answer := get(f"{address}/readyz"))[0] != status:
-        assert bound.left() > 0, answer
-        time.sleep(0.05)
 
 
 def end(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
@@ -140,9 +113,12 @@ class Vault(BaseHTTPRequestHandler):
     """Takes seals, or is out of order."""
 
     status = 201
+    has_refused = Event()
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        if self.status != 201:
+            self.has_refused.set()
         self.send_response(self.status)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -168,6 +144,7 @@ def test_export_of_seals_is_ready_while_they_can_be_stored(
             assert bound.left() > 0, text
         assert f'orderchain_seal_export_age_seconds{{chain="{filled_once}"}}' in text
         monkeypatch.setattr(Vault, "status", 503)
+        Vault.has_refused.wait()  # on a loaded machine it may be late, and not ready, before that
         until_ready(address, 503)
         assert re.fullmatch(r"no seals were stored for \d+ s\n", get(f"{address}/readyz")[1])
         monkeypatch.setattr(Vault, "status", 201)
