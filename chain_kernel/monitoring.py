@@ -232,7 +232,7 @@ async def respond(
     why_not_ready: str | None,
     metrics: Callable[[], Awaitable[MonitorAnswer]],
 ) -> None:
-    """Answer a request for one of the three pages; what is not live has no metrics either."""
+    """Answer a request for one of the three pages."""
     if scope["type"] != "http":
         raise ValueError(f"Monitor answers HTTP, not {scope['type']}")
     path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -241,10 +241,10 @@ async def respond(
         status, answer = _NOT_FOUND, _line("expected /metrics, /livez or /readyz")
     elif scope["method"] not in ("GET", "HEAD"):
         status, answer, allowed = _NOT_ALLOWED, _line("expected GET"), [(b"allow", b"GET, HEAD")]
-    elif why_not_live is not None:
-        status, answer = _UNAVAILABLE, _line(why_not_live)
     elif path == "/metrics":
         status, answer = _OK, await metrics()
+    elif why_not_live is not None:
+        status, answer = _UNAVAILABLE, _line(why_not_live)
     elif path == "/readyz" and why_not_ready is not None:
         status, answer = _UNAVAILABLE, _line(why_not_ready)
     else:

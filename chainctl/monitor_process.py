@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from chain_kernel.clients.http_server import HttpLimits, HttpServer
-from chain_kernel.monitoring import METRICS_AGE, MonitorAnswer, Sample, metrics_of, respond
+from chain_kernel.monitoring import METRICS_AGE, READY, MonitorAnswer, Sample, metrics_of, respond
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterator, MutableMapping
 
     from chain_kernel.clients.http_server import Receive, Send
 
@@ -80,7 +80,15 @@ class Pages:
         age = time.monotonic() - self._look.at
         stale = f"nothing was heard of this process for {age:.0f} s"
         why_not_live = stale if age > LOOK_SECONDS_MAX else self._look.why_not_live
-        await respond(scope, send, why_not_live, self._look.why_not_ready, self._metrics)
+        metrics = self._metrics if why_not_live is None else self._metrics_of_none
+        await respond(scope, send, why_not_live, self._look.why_not_ready, metrics)
+
+    async def _metrics_of_none(self) -> MonitorAnswer:
+        """Return what is known of a process that hangs: an alert asks for it."""
+        return metrics_of([*READY.samples(False, {}), *self._age()])
+
+    def _age(self) -> Iterator[Sample]:
+        return METRICS_AGE.samples(time.monotonic() - self._samples_at, {})
 
     async def _metrics(self) -> MonitorAnswer:
         if self._rendered is None:  # once for all who ask; beside, since many chains take a second
@@ -88,7 +96,7 @@ class Pages:
             self._rendered = asyncio.ensure_future(rendering)
         shown = await asyncio.shield(self._rendered)
         if self._shown is None:  # one copy for all who ask, and may not read
-            age = metrics_of(METRICS_AGE.samples(time.monotonic() - self._samples_at, {}))
+            age = metrics_of(self._age())
             self._shown = MonitorAnswer(shown.media_type, shown.body + age.body)
         return self._shown
 

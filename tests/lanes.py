@@ -24,6 +24,7 @@ NIGHTLY: Final = {
     "integration/chainctl/commands/test_bench.py": "the benchmark's command",
     "integration/chainctl/commands/verifier/test_repair.py": "every reason to refuse",
     "integration/chainctl/console/test_app_page.py": "the console in Chromium",
+    "integration/chainctl/test_monitor_alerts.py": "alerts in a real Prometheus",
     "integration/chainctl/test_embedding_guide.py": "guides followed from an empty folder",
     "integration/chainctl/test_states.py": "runbooks",
     "integration/chainctl/test_states_outbox.py": "runbooks",

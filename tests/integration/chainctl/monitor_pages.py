@@ -15,6 +15,14 @@ from tests.deadlines import Deadline
 
 POLL_SECONDS = 0.02
 
+WORKS = """
+import sys
+from chainctl.monitor_server import Address, watched_beside
+with watched_beside(Address("127.0.0.1", 0)):
+    sys.stdin.read()
+"""
+"""A command that is looked at, until its stdin ends: it has no part."""
+
 
 def address_of(process: subprocess.Popen[str]) -> str:
     """Return where a command with `--log-format json` serves: it says that first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -17,19 +18,12 @@ from chain_kernel.monitoring import Sample
 from chainctl import monitor_reporting
 from chainctl.monitor_server import Address, Watch, watched, watched_beside
 from tests.deadlines import Deadline
-from tests.integration.chainctl.monitor_pages import get, serving_for, until_shown
+from tests.integration.chainctl.monitor_pages import WORKS, get, serving_for, until_shown
 
 if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Start
 
 ANYWHERE = Address("127.0.0.1", 0)
-
-WORKS = """
-import sys
-from chainctl.monitor_server import Address, watched_beside
-with watched_beside(Address("127.0.0.1", 0)):
-    sys.stdin.read()
-"""
 
 
 class Part:
@@ -181,8 +175,12 @@ def test_work_that_is_frozen_is_not_live_and_its_process_ends_with_it(start: Sta
     address = work.stderr.readline().split()[-1]
     until_shown(f"{address}/livez", 200)
     work.send_signal(signal.SIGSTOP)
-    for page in ("livez", "readyz", "metrics"):
+    for page in ("livez", "readyz"):
         until_shown(f"{address}/{page}", 503, "nothing was heard of this process for ")
+    shown = get(f"{address}/metrics")[1]
+    assert "orderchain_ready 0.0\n" in shown, "what was true a while ago is shown no longer"
+    names = re.findall(r"^(\w+)", shown, flags=re.MULTILINE)
+    assert names == ["orderchain_ready", "orderchain_metrics_age_seconds"]
     work.send_signal(signal.SIGCONT)
     until_shown(f"{address}/livez", 200)
     work.kill()
