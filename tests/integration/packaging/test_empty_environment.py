@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.chainctl.monitor_pages import address_of, serving_for, until_shown
 from tests.pages import ROOT, blocks_of, lay_out, run_commands, shown_but_not_said
 
 if TYPE_CHECKING:
@@ -86,16 +87,15 @@ def test_command_without_its_extra_names_a_command_that_pip_takes(programs: Path
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.timeout(900)
-def test_image_is_made_by_commands_that_work(tmp_path: Path, programs: Path) -> None:
-    """As the Containerfile says, but for the folder."""
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
+    """The folder of the programs of the image, made as the Containerfile says elsewhere."""
     text = (ROOT / "deploy" / "Containerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     (commands,) = re.findall(r"^RUN (python -m venv .*)$", text, flags=re.MULTILINE)
-    source = tmp_path / "source"
-    source.mkdir()
+    source = tmp_path_factory.mktemp("source")
     for path in (ROOT / "deploy" / "requirements.txt", *programs.parents[1].glob("dist/*.whl")):
         (source / path.name).write_bytes(path.read_bytes())
-    place = tmp_path / "image"
+    place = source / "image"
     done = run_commands(
         source,
         commands.replace("/opt/orderchain", str(place)),
@@ -103,8 +103,37 @@ def test_image_is_made_by_commands_that_work(tmp_path: Path, programs: Path) -> 
         settings={},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return place / "bin"
+
+
+@pytest.mark.timeout(900)
+def test_image_is_made_by_commands_that_work(tmp_path: Path, image: Path) -> None:
     for words in (["--help"], ["messages", "token"], ["seal", "key", str(tmp_path / "key")]):
-        started = run_commands(
-            tmp_path, f"chainctl {' '.join(words)}", programs=place / "bin", settings={}
-        )
+        started = run_commands(tmp_path, f"chainctl {' '.join(words)}", programs=image, settings={})
         assert started.returncode == 0, started.stderr
+
+
+@pytest.mark.postgres
+@pytest.mark.kafka
+@pytest.mark.orderchain(chains=[7])
+@pytest.mark.timeout(900)
+def test_health_is_served_by_what_is_installed(
+    tmp_path: Path, image: Path, orderchain_environment: dict[str, str]
+) -> None:
+    with subprocess.Popen(
+        [image / "chainctl", "receive", "--chain", "7", "--name", "r1", "--output", "j.jsonl",
+         "--follow", "--http", "0", "--log-format", "json"],
+        cwd=tmp_path, env=orderchain_environment, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            address = address_of(process)
+            until_shown(f"{address}/livez", 200, "ok")
+            until_shown(f"{address}/readyz", 200, "ok")
+            until_shown(f"{address}/metrics", 200, "orderchain_receiver_head_delivered")
+            environment = Path(f"/proc/{serving_for(process.pid)}/environ").read_text()
+            assert str(image.parent) in environment
+            assert str(ROOT) not in environment
+        finally:
+            process.terminate()
+            _, stderr = process.communicate()
+    assert process.returncode == 143, stderr
