@@ -149,9 +149,11 @@ def partition_of(source: str) -> tuple[str, int]:
 
 
 async def unreadable_at(
-    settings: Settings, at: tuple[str, int], offset: int
+    settings: Settings, at: tuple[str, int], offset: int, isolation_level: str
 ) -> tuple[UnreadableRecord | None, int]:
     """Return what cannot be read from `offset` on, if it is the next record, and the end.
+
+    `isolation_level`: that of the reader which it stops.
 
     Raises SettingError, ConnectError, RetryError.
     """
@@ -160,4 +162,5 @@ async def unreadable_at(
 
     config, seconds = settings.kafka_config(), settings.connect_seconds
     async with connecting(config, seconds, doing=f"read topic {at[0]}"):
-        return await find_unreadable(config, TopicPartition(*at), offset, seconds)
+        partition = TopicPartition(*at)
+        return await find_unreadable(config, partition, offset, seconds, isolation_level)

@@ -423,10 +423,6 @@ class DeadLetters:
                     done.append(letter)
         return done
 
-    def transaction(self) -> Any:  # noqa: ANN401 - asyncpg is untyped
-        """Return a transaction of the connection, for `async with`."""
-        return self._connection.transaction()
-
     async def pass_over(self, consumer: str, past: str, *, actor: str, reason: str) -> bool:
         """Store that a consumer goes past what cannot be read; false: there is no such consumer.
 

@@ -385,15 +385,16 @@ def make_admin(
 
 
 async def find_unreadable(
-    config: KafkaConfig, at: TopicPartition, offset: int, seconds: float
+    config: KafkaConfig, at: TopicPartition, offset: int, seconds: float, isolation_level: str
 ) -> tuple[UnreadableRecord | None, int]:
     """Return the record that cannot be read, if it is the next one from `offset` on, and the end.
 
-    Raises what aiokafka does, TimeoutError after `seconds`.
+    `isolation_level`: that of the reader which it stops, since `read_committed` skips what was
+    aborted, and ends before what is open. Raises what aiokafka does, TimeoutError after `seconds`.
     """
     async with (
         asyncio.timeout(seconds),
-        started(make_consumer(config, "look", isolation_level="read_committed")) as consumer,
+        started(make_consumer(config, "look", isolation_level=isolation_level)) as consumer,
     ):
         consumer.assign([at])
         end: int = (await consumer.end_offsets([at]))[at]

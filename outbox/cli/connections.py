@@ -54,10 +54,11 @@ async def pass_over(
     """Let a consumer that is not running go on after a record that cannot be read; return where.
 
     Raises SettingError for a record that can be read, or that is not the consumer's next one;
-    ConnectError, RetryError. The act is stored with the broker's answer, or not at all.
+    ConnectError, RetryError. The act is stored before the move: no move is without it, and a
+    repeat of both makes the move that is missing.
     """
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.record_source import go_past, next_offset_of
+    from outbox.consumer.record_source import ISOLATION_LEVEL, go_past, next_offset_of
 
     at = partition_of(source)
     config = ConsumerConfig(
@@ -65,17 +66,21 @@ async def pass_over(
         database=settings.database_dsn(),
     )  # fmt: skip
     start = await next_offset_of(config, at)
-    record, end = await unreadable_at(settings, at, start)
+    record, end = await unreadable_at(settings, at, start, ISOLATION_LEVEL)
     if record is None or record.offset != offset or record.missing is not None:
         expected = "the next record of this consumer, and one that cannot be read"
         raise SettingError("offset", offset, expected)
     next_offset = min(record.next_offset, end)
-    if not by.is_dry_run:
-        past = f"{source} from {offset} to {next_offset}: {record.reason}"
-        async with letters_of(settings) as letters, letters.transaction():
+    if by.is_dry_run:
+        return next_offset
+    past = f"{source} from {offset} to {next_offset}: {record.reason}"
+
+    async def store() -> None:
+        async with letters_of(settings) as letters:
             if not await letters.pass_over(consumer, past, actor=by.actor, reason=by.reason):
                 raise SettingError("consumer", consumer, "one of this database")
-            await go_past(config, at, start, next_offset)
+
+    await go_past(config, at, start, next_offset, store)
     return next_offset
 
 

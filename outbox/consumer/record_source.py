@@ -43,7 +43,15 @@ from outbox.errors import BadRecord
 from outbox.sender.message_sender import TopicTroubles
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
     from uuid import UUID
 
     from chain_kernel.clients.kafka import ConsumerRecord
@@ -54,6 +62,9 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+
+ISOLATION_LEVEL: Final = "read_uncommitted"
+"""No sender of ours uses transactions: one that a stranger leaves open would stop all."""
 
 FETCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one partition at once: what waits in memory in addition to the records that are held."""
@@ -431,16 +442,26 @@ async def next_offset_of(config: ConsumerConfig, at: Partition) -> int:
         return await _next_offset(consumer, config, TopicPartition(*at))
 
 
-async def go_past(config: ConsumerConfig, at: Partition, start: int, next_offset: int) -> None:
+async def go_past(
+    config: ConsumerConfig,
+    at: Partition,
+    start: int,
+    next_offset: int,
+    store: Callable[[], Awaitable[None]],
+) -> None:
     """Have a consumer that is not running go on at `next_offset`; `start` is where it would go on.
 
-    Raises SettingError if a process of it is running; ConnectError; RetryError, also if it has
-    moved from `start` meanwhile.
+    `store` stores who does that. It is called before the move: where that fails then, the act is
+    there and the move is not, and a repeat makes it. Raises SettingError if a process of the
+    consumer is running; ConnectError; RetryError, also if it has moved from `start` meanwhile.
     """
     place = TopicPartition(*at)
     async with _acting(config) as consumer:
         if await _next_offset(consumer, config, place) != start:
             raise RetryError(f"consumer {printable(config.name)} has moved meanwhile")
+        # It moves nothing, and is refused while a process runs: then no act is stored.
+        await consumer.commit({place: start})
+        await store()
         await consumer.commit({place: next_offset})
 
 
@@ -514,6 +535,7 @@ def _kafka_consumer(config: ConsumerConfig) -> AIOKafkaConsumer:
         KafkaConfig.of(config.kafka),
         f"consumer-{config.name}",
         group_id=config.name,
+        isolation_level=ISOLATION_LEVEL,
         max_partition_fetch_bytes=FETCH_BYTES,
         metadata_max_age_ms=int(METADATA_SECONDS * 1000),
         max_poll_interval_ms=POLL_INTERVAL_MS,

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from sequencer.intake.joint import JointConsumers, Share
 
 
+ISOLATION_LEVEL: Final = "read_committed"
+"""Records of an aborted transaction are not orders."""
+
 PROBE_EVERY_SECONDS: Final = 5.0
 """Time between two requests to a silent broker: the client never reports that it is away."""
 
@@ -107,8 +110,7 @@ def orders_consumer(
     return make_consumer(
         kafka,
         role,
-        # Records of an aborted transaction are not orders.
-        isolation_level="read_committed",
+        isolation_level=ISOLATION_LEVEL,
         max_partition_fetch_bytes=config.fetch_bytes,
         fetch_max_bytes=max(config.fetch_bytes, 8 * 2**20),
         metadata_max_age_ms=_METADATA_AGE_MS,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.record.util import calc_crc32c
 
 if TYPE_CHECKING:
     from local_stack import KafkaServer
@@ -17,6 +18,10 @@ _FETCH_BYTES = 16 * 2**20
 
 _BATCH_HEAD_BYTES = 61
 """What comes before the first record of a batch."""
+
+_CHECKSUM_AT = 17
+_CHECKED_FROM = 21
+"""Where a batch has its checksum, and what follows it, over which it is made."""
 
 
 async def make_topics(
@@ -63,17 +68,33 @@ async def records_of(kafka: object, topic: str) -> list[bytes]:
         await consumer.stop()
 
 
-def damage_batch(kafka: KafkaServer, topic: str, number: int) -> None:
+def damage_batch(kafka: KafkaServer, topic: str, number: int, *, is_sealed: bool = False) -> None:
     """Change one byte of a batch of partition 0 on the broker's disk, as a failing disk does.
 
     It is the length of its first record: no reader can decode that, with or without checksums.
+    `is_sealed`: the checksum is right again, as of a sender that has written it like that.
     """
+
+    def change(batch: bytearray) -> None:
+        batch[_BATCH_HEAD_BYTES] ^= 0x7F
+        if is_sealed:
+            struct.pack_into(">I", batch, _CHECKSUM_AT, calc_crc32c(bytes(batch[_CHECKED_FROM:])))
+
+    change_batch(kafka, topic, number, change)
+
+
+def change_batch(
+    kafka: KafkaServer, topic: str, number: int, change: Callable[[bytearray], None]
+) -> None:
+    """Change a batch of partition 0 on the broker's disk; its length stays."""
     (segment,) = (kafka.data_directory / f"{topic}-0").glob("*.log")
     with segment.open("r+b") as log:
-        for _ in range(number):
-            head = log.read(12)
-            log.seek(struct.unpack(">qi", head)[1], 1)
-        log.seek(_BATCH_HEAD_BYTES, 1)
-        (byte,) = log.read(1)
-        log.seek(-1, 1)
-        log.write(bytes([byte ^ 0x7F]))
+        for _ in range(number + 1):
+            at = log.tell()
+            _, length = struct.unpack(">qi", log.read(12))
+            log.seek(length, 1)
+        log.seek(at)
+        batch = bytearray(log.read(12 + length))
+        change(batch)
+        log.seek(at)
+        log.write(batch)

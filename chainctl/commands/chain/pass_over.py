@@ -68,6 +68,7 @@ def pass_over(
 async def _pass_over(
     settings: Settings, chain_id: int, source: str, position: int, act: ActByHand
 ) -> PassedOver:
+    from sequencer.intake.reader import ISOLATION_LEVEL
     from sequencer.intake.topic import last_offset_of
 
     async with acting_on(settings, chain_id, is_dry_run=act.is_dry_run) as connection:
@@ -77,7 +78,8 @@ async def _pass_over(
         mark = IntakeMark(source=source, position=row["position"], digest=row["digest"])
         # An intake begins with the last record that it has taken, which may be the damaged one.
         start = position if position == last_offset_of(mark) else mark.position
-        record, end = await unreadable_at(settings, partition_of(source), start)
+        at = partition_of(source)
+        record, end = await unreadable_at(settings, at, start, ISOLATION_LEVEL)
         if record is None or record.offset != position or record.missing is not None:
             expected = "the next record of this intake, and one that cannot be read"
             raise SettingError("position", position, expected)

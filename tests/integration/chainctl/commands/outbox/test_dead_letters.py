@@ -6,15 +6,16 @@ import asyncio
 import json
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from chain_kernel.errors import TopicError
 from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig
+from outbox.acts import DeadLetters
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
 from outbox.message import draw_message_ids
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from local_stack import KafkaServer, PostgresServer
+    from tests.command_call import Done
     from tests.integration.chainctl.conftest import Call, Refused
 
 PASSWORD = "a-password-of-tests"
@@ -189,47 +191,166 @@ def test_dead_letters_of_a_database_without_the_inbox_are_refused(
     assert "schema" in refused("outbox", "dead", "list", settings=without)
 
 
-def test_unreadable_record_after_a_mark_of_a_transaction_is_passed_over(
-    call: Call,
-    refused: Refused,
-    settings: dict[str, str],
-    database: str,
-    kafka_server: KafkaServer,
-    suffix: str,
-) -> None:
-    """The consumer has committed offset 1, which is the mark; its next record is 2."""
-    topic, kafka = f"trades-{suffix}", kafka_server.bootstrap
-    config = ConsumerConfig(name="clearing", topics=(topic,), kafka=kafka, database=database)
+# ------------------------------------------------------------- past a record that cannot be read
 
-    async def send() -> None:
-        await make_topics(kafka, topic)
-        producer = AIOKafkaProducer(bootstrap_servers=kafka, transactional_id=f"t.{topic}")
-        async with producer:
-            for _ in range(2):
-                async with producer.transaction():
-                    await producer.send_and_wait(topic, b"no message")
 
-    async def consume() -> None:
+class Stopped:
+    """The topic of a consumer that a record stops."""
+
+    def __init__(self, kafka: KafkaServer, database: str, topic: str, call: Call) -> None:
+        self.server, self.kafka, self.topic, self._call = kafka, kafka.bootstrap, topic, call
+        self.config = ConsumerConfig(
+            name="clearing", topics=(topic,), kafka=self.kafka, database=database
+        )
+        self.settings = {"CHAINCTL_KAFKA": self.kafka}
+
+    def send(self, *are_aborted: bool) -> None:
+        """Send one record in a transaction of its own for each of them."""
+
+        async def send() -> None:
+            await make_topics(self.kafka, self.topic)
+            name = f"t.{self.topic}"
+            async with AIOKafkaProducer(
+                bootstrap_servers=self.kafka, transactional_id=name
+            ) as producer:
+                for is_aborted in are_aborted:
+                    await producer.begin_transaction()
+                    await producer.send_and_wait(self.topic, b"no message")
+                    end = producer.abort_transaction if is_aborted else producer.commit_transaction
+                    await end()
+
+        asyncio.run(send())
+
+    def stop_at(self, match: str) -> None:
+        """Run the consumer until the record stops it."""
+        with pytest.raises(TopicError, match=match):
+            asyncio.run(self._consume())
+
+    async def _consume(self) -> None:
         async def refuse(*_: object) -> None:
             raise AssertionError("no message was sent")
 
-        async with deadline(), Consumer(config) as consumer:
+        async with deadline(), Consumer(self.config) as consumer:
             await consumer.run(refuse)
 
-    asyncio.run(send())
-    damage_batch(kafka_server, topic, 2)
-    with pytest.raises(TopicError, match="offset 2 was"):
-        asyncio.run(consume())
-    settings |= {"CHAINCTL_KAFKA": kafka}
-    pass_over = ["outbox", "dead", "pass-over", "clearing", f"topic:{topic}:0"]
+    def words(self, consumer: str = "clearing") -> list[str]:
+        return ["outbox", "dead", "pass-over", consumer, f"topic:{self.topic}:0"]
+
+    def pass_over(self, offset: int, *more: str) -> Done:
+        return self._call(*self.words(), str(offset), *WHY, *more, settings=self.settings)
+
+    def acts(self) -> list[dict[str, str]]:
+        done = self._call("outbox", "dead", "acts", "--json", settings=self.settings)
+        assert done.code == 0, done
+        found: list[dict[str, str]] = json.loads(done.out)
+        return found
+
+
+@pytest.fixture
+def stopped(
+    kafka_server: KafkaServer, database: str, settings: dict[str, str], call: Call, suffix: str
+) -> Stopped:
+    made = Stopped(kafka_server, database, f"trades-{suffix}", call)
+    made.settings |= settings
+    return made
+
+
+def test_unreadable_record_after_a_mark_of_a_transaction_is_passed_over(
+    refused: Refused, stopped: Stopped
+) -> None:
+    """The consumer has committed offset 1, which is the mark; its next record is 2."""
+    stopped.send(False, False)
+    damage_batch(stopped.server, stopped.topic, 2)
+    stopped.stop_at("offset 2 was")
     for dry_run in (["--dry-run"], []):
         for other in (0, 1, 3):
-            given = [*pass_over, str(other), *WHY, *dry_run]
-            assert "the next record of this consumer" in refused(*given, settings=settings)
+            given = [*stopped.words(), str(other), *WHY, *dry_run]
+            assert "the next record of this consumer" in refused(*given, settings=stopped.settings)
         goes = "would go" if dry_run else "goes"
-        done = call(*pass_over, "2", *WHY, *dry_run, settings=settings)
+        done = stopped.pass_over(2, *dry_run)
         assert (done.code, f"clearing {goes} on at 3" in done.err) == (0, True), done
-    again = refused(*pass_over, "2", *WHY, "--dry-run", settings=settings)
+    again = refused(*stopped.words(), "2", *WHY, "--dry-run", settings=stopped.settings)
     assert "the next record of this consumer" in again
-    nobody = [*pass_over[:3], "nobody", pass_over[4], "2", *WHY, "--dry-run"]
-    assert "consumer" in refused(*nobody, settings=settings)
+    nobody = [*stopped.words("nobody"), "2", *WHY, "--dry-run"]
+    assert "consumer" in refused(*nobody, settings=stopped.settings)
+
+
+def test_record_of_an_aborted_transaction_that_stops_a_consumer_is_passed_over(
+    stopped: Stopped,
+) -> None:
+    """Its checksum is right: a reader of committed records alone would skip it unread."""
+    stopped.send(True, False)
+    damage_batch(stopped.server, stopped.topic, 0, is_sealed=True)
+    stopped.stop_at("offset 0 was 'sent like that")
+    done = stopped.pass_over(0)
+    assert (done.code, "clearing goes on at 1" in done.err) == (0, True), done
+    (act,) = stopped.acts()
+    assert act["detail"].startswith(f"topic:{stopped.topic}:0 from 0 to 1: ")
+
+
+DIES_AT_COMMIT = """
+CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON inbox_act
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()
+"""
+
+
+def test_no_consumer_goes_past_a_record_whose_act_was_lost_at_its_commit(
+    stopped: Stopped, postgres_server: PostgresServer, database_name: str
+) -> None:
+    stopped.send(False)
+    damage_batch(stopped.server, stopped.topic, 0)
+    stopped.stop_at("offset 0 was")
+    postgres_server.execute(DIES_AT_COMMIT, database=database_name)
+    lost = stopped.pass_over(0)
+    assert (lost.code, "topic" in lost.out) == (3, False), lost
+    assert stopped.acts() == []
+    stopped.stop_at("offset 0 was")
+    postgres_server.execute("DROP TRIGGER dies ON inbox_act", database=database_name)
+    assert stopped.pass_over(0).code == 0
+    (act,) = stopped.acts()
+    assert (act["act"], act["actor"], act["reason"]) == ("pass-over", "anna", "fixed")
+
+
+def test_move_that_failed_after_its_act_is_made_by_the_same_command(
+    stopped: Stopped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The act may have been stored though its answer was lost, or the broker may go away."""
+    stopped.send(False)
+    damage_batch(stopped.server, stopped.topic, 0)
+    stopped.stop_at("offset 0 was")
+    with monkeypatch.context() as away:
+        store = DeadLetters.pass_over
+
+        async def store_and_lose(*given: Any, **named: Any) -> bool:
+            await store(*given, **named)
+            raise ConnectionResetError
+
+        away.setattr(DeadLetters, "pass_over", store_and_lose)
+        assert stopped.pass_over(0).code == 3
+    assert len(stopped.acts()) == 1
+    stopped.stop_at("offset 0 was")
+    assert stopped.pass_over(0).code == 0
+    assert {act["detail"] for act in stopped.acts()} == {
+        f"topic:{stopped.topic}:0 from 0 to 1: its checksum is wrong"
+    }
+
+
+def test_no_act_is_stored_while_a_process_of_the_consumer_runs(
+    refused: Refused, stopped: Stopped
+) -> None:
+    stopped.send(False)
+    damage_batch(stopped.server, stopped.topic, 0)
+    stopped.stop_at("offset 0 was")
+
+    async def run() -> str:
+        reader = AIOKafkaConsumer(
+            stopped.topic, group_id="clearing", bootstrap_servers=stopped.kafka
+        )
+        async with deadline(), reader:
+            given = [*stopped.words(), "0", *WHY]
+            return await asyncio.to_thread(refused, *given, settings=stopped.settings)
+
+    assert "no process is running: stop it first" in asyncio.run(run())
+    assert stopped.acts() == []
