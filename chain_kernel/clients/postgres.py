@@ -361,7 +361,10 @@ async def _newest(
     for refusal in refusals:
         if isinstance(refusal, PoolerFound) or not isinstance(refusal, RetryError | ConnectError):
             raise refusal
-    raise _of_all(refusals, config) if refusals else RetryError("no server answered in time")
+    if not refusals:
+        raise RetryError("no server answered in time")
+    cause = next((each for each in refusals if is_too_many_connections(each)), refusals[-1])
+    raise _of_all(refusals, config) from cause.__cause__
 
 
 async def _answers(
@@ -370,7 +373,7 @@ async def _answers(
     """Return what each of `tasks`, by host, has found by `end`, or soon after another."""
     loop = asyncio.get_running_loop()
     lit = {task for host, task in tasks.items() if _DARK_UNTIL.get(host, -inf) <= loop.time()}
-    waiting = set(tasks.values())
+    waiting, last_end = set(tasks.values()), end
     answered: list[tuple[Connection, Record]] = []
     while waiting and (seconds := end - loop.time()) > 0:
         done, waiting = await asyncio.wait(
@@ -378,7 +381,9 @@ async def _answers(
         )
         answered += [task.result() for task in done if task.exception() is None]
         if answered:
-            end = min(end, loop.time() + (_OTHERS_SECONDS if waiting & lit else _DARK_SECONDS))
+            soon = loop.time() + (_OTHERS_SECONDS if waiting & lit else _DARK_SECONDS)
+            # A loop that was late has given nobody time to answer.
+            end = min(last_end if loop.time() - end >= _LATE_SECONDS else end, soon)
     for host, task in tasks.items():
         if task not in waiting:
             _DARK_UNTIL.pop(host, None)

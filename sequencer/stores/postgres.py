@@ -173,6 +173,8 @@ class Commit:
         session = self._session
         if self._has_follower or not self._is_sent or not session.is_open:
             return None
+        if self._store.line.newest.is_replaced(session.server):
+            return None  # what is under way settles here; whatever follows begins with a take-over
         # Somebody else may use the driver, whose answer would be taken for ours. While the lock is
         # free, that cannot be: each holder first waits for all that is under way.
         is_others_turn = session.lock.locked() and not self._holds_lock

@@ -6,6 +6,7 @@ import socket
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import pytest
 
 from chain_kernel.clients import postgres
@@ -88,6 +89,20 @@ async def test_session_that_writes_goes_to_the_newest_primary_behind_a_name(
         assert await session.fetch(TIMELINE) == [(2,)]
     finally:
         await session.close()
+
+
+async def test_servers_without_a_connection_left_are_known_as_such_behind_a_name(
+    named: Named,
+) -> None:
+    """Who knows it waits for a turn, and says how many connections are missing."""
+    named.addresses[:] = [OLD, NEW]
+    named.pair.primary.execute("CREATE ROLE crowd LOGIN PASSWORD 'crowd' CONNECTION LIMIT 0")
+    config = named.config()
+    of_crowd = msgspec.structs.replace(config.database, user="crowd", password="crowd")
+    session = Session(msgspec.structs.replace(config, database=of_crowd))
+    with pytest.raises(RetryError) as raised:
+        await session.fetch(PLACE)
+    assert postgres.is_too_many_connections(raised.value), raised.value
 
 
 async def test_work_on_a_server_that_a_name_has_left_is_not_committed(

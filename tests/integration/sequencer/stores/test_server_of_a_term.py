@@ -19,7 +19,8 @@ from chain_kernel.sql import SEQUENCER_WRITER
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from sequencer import SequencerConfig, open_sequencer
+from sequencer import Order, SequencerConfig, open_sequencer
+from sequencer.core import SequencerCore
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
@@ -168,6 +169,25 @@ async def test_take_over_over_a_resting_connection_asks_which_server_is_the_newe
     line._config = both
     term = await store.take_over("me", sight)
     assert term.server.timeline == 2
+    await line.close()
+
+
+async def test_commit_is_not_sent_ahead_on_a_server_that_another_chain_saw_replaced(
+    split: Split,
+) -> None:
+    """Nor does it end the leader: what is under way settles, and the next begins anew."""
+    old, clock = split.config(split.old), SystemClock()
+    line = CommitLine(old, clock, "1-2")
+    store = PostgresChainStore(old, clock, line)
+    term = await store.take_over("me", await store.look())
+    core = SequencerCore(term, takeover_skip_ids=0)
+    first, second = (core.assemble([Order(key, b"")], 10**18) for key in ("a", "b"))
+    pending = await store.begin(first, published_id=0)
+    line.newest.see(msgspec.structs.replace(term.server, timeline=2))
+    assert pending.follow(second, published_id=0) is None
+    await pending.outcome()
+    with pytest.raises(RetryError, match="which timeline 2 has replaced"):
+        await store.begin(second, published_id=0)
     await line.close()
 
 

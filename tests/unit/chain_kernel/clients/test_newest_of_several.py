@@ -1,0 +1,49 @@
+"""Of several primaries that answer, the newest is taken, however late our own loop is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from chain_kernel.clients import postgres
+
+
+class Answer:
+    """A connection that is ended where it is not chosen."""
+
+    def __init__(self, timeline: int) -> None:
+        self.timeline = timeline
+
+    async def fetchrow(self, _: str) -> dict[str, Any]:
+        return {"timeline": self.timeline, "system_identifier": 1, "started_at": self.timeline}
+
+    def terminate(self) -> None:
+        pass
+
+
+async def opened(timeline: int, turns: int) -> Any:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return Answer(timeline)
+
+
+def stand_still(turns: int) -> None:
+    """Block the loop for longer than others are waited for, so many turns from now."""
+    if turns:
+        asyncio.get_running_loop().call_soon(stand_still, turns - 1)
+    else:
+        time.sleep(1.2)
+
+
+@pytest.mark.invariant("S7")
+async def test_loop_that_stands_still_does_not_choose_the_server_that_answered_first() -> None:
+    """The one that was replaced is one round trip ahead: the other had no time to answer."""
+    opening = {("old", 1, "a"): opened(1, 1), ("new", 1, "b"): opened(2, 40)}
+    stand_still(20)
+    config: Any = None
+    end = asyncio.get_running_loop().time() + 60.0
+    chosen: Any = await postgres._newest(config, opening, end)
+    assert chosen.timeline == 2
