@@ -13,6 +13,8 @@ import resource
 import socket
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -138,6 +140,8 @@ def main() -> None:
     _limit(resource.RLIMIT_AS, _MEMORY_BYTES_MAX)
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS_MAX)
     _limit(resource.RLIMIT_CORE, 0)
+    with suppress(OSError):  # where a container bounds the memory of both, this one goes first
+        Path("/proc/self/oom_score_adj").write_text("1000")
     os.set_blocking(sys.stderr.fileno(), False)  # nothing that it says may stop it
     asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=0)))
 

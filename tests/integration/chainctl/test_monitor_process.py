@@ -113,6 +113,8 @@ def test_process_has_bounds_no_login_and_no_module_of_the_folder(
         bounds = [line.split() for line in (place / "limits").read_text().splitlines()]
         assert ["Max", "address", "space", "536870912", "536870912", "bytes"] in bounds
         assert ["Max", "open", "files", "256", "256", "files"] in bounds
+        # Where both share a bound of memory, it is the one that the kernel kills.
+        assert (place / "oom_score_adj").read_text() == "1000\n"
 
 
 def test_process_serves_whatever_a_terminal_sends_and_its_log_stays_empty(
@@ -156,6 +158,24 @@ def test_process_that_cannot_show_a_report_says_so(
     while "serves metrics and health says: msgspec.ValidationError" not in caplog.text:
         assert bound.left() > 0, caplog.text
         time.sleep(0.02)
+
+
+SANDBOXED = ("setpriv", "--no-new-privs", "prlimit", "--nofile=4096", "--core=0")
+DENY_WRITE_EXECUTE = """
+import ctypes
+ctypes.CDLL(None).prctl(65, 1, 0, 0, 0)  # Linux 6.3
+"""
+
+
+def test_process_starts_in_the_sandbox_of_the_units(start: Start) -> None:
+    """What can be had of it without systemd; the command's children inherit it."""
+    work = start(script=DENY_WRITE_EXECUTE + WORKS, within=SANDBOXED, stdin=-1)
+    assert work.stderr is not None
+    address = work.stderr.readline().split()[-1]
+    until_shown(f"{address}/livez", 200)
+    assert "orderchain_ready" in until_shown(f"{address}/metrics", 200)
+    status = Path(f"/proc/{serving_for(work.pid)}/status").read_text()
+    assert "NoNewPrivs:\t1" in status
 
 
 async def test_loop_that_hangs_is_said(

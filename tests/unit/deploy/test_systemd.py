@@ -72,6 +72,11 @@ def test_no_service_leaves_its_memory_in_a_file() -> None:
     assert common["Service"]["LimitCORE"] == "0"
 
 
+def test_no_service_ends_because_its_child_was_killed_for_its_memory() -> None:
+    common = Unit(UNITS / "orderchain-.service.d/10-common.conf")
+    assert common["Service"]["OOMPolicy"] == "continue"
+
+
 def environment_examples() -> list[str]:
     """Return the variables of the example, those in comments too."""
     text = (DEPLOY / "environment.example").read_text(encoding="utf-8")
