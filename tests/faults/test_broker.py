@@ -98,7 +98,7 @@ async def until_published(sequencer: Sequencer) -> None:
 async def assert_whole(chain: Chain, count: int) -> None:
     rows = await inspect(chain)
     assert len(rows) == count
-    await inspect_topic(chain, rows)
+    await inspect_topic(chain)
 
 
 async def test_broker_that_is_stopped_and_comes_back_lacks_nothing(
@@ -255,7 +255,7 @@ async def test_chain_that_was_led_before_is_led_again_whatever_its_broker_and_to
     rows = await inspect(chain)
     assert len(rows) == 15
     if fault != "topic gone":  # what it held went with it, and receivers read the database
-        await inspect_topic(chain, rows)
+        await inspect_topic(chain)
 
 
 async def test_topic_that_goes_under_a_leader_is_an_error_until_it_is_back(

@@ -47,7 +47,8 @@ class Client:
         self.world = world
         self.name = f"client {number}"
         self._numbers = 0
-        self._places: dict[str, tuple[bytes, Ack]] = {}
+        self._payloads: dict[str, bytes] = {}
+        """Of the orders that were acknowledged, by their keys."""
 
     async def live(self) -> None:
         random = self.world.random
@@ -56,8 +57,14 @@ class Client:
                 await self._call()
             except KeyTooOld as error:
                 # Taken or not is unknown: a client looks it up, and goes on.
-                self.world.checker.on_too_old(error, self.world.plan.key_window_rows)
+                self._take_too_old(error)
             await asyncio.sleep(random.expovariate(4.0) if random.random() < 0.8 else 0.0)
+
+    def _take_too_old(self, error: KeyTooOld) -> None:
+        key = str(error.value)
+        number = int(key.rpartition("#")[2])
+        window_rows = self.world.plan.key_window_rows
+        self.world.judge.saw("too_old", key, number, error.highest, window_rows)
 
     async def last_call(self) -> None:
         """One more order, once everything is healed."""
@@ -65,9 +72,9 @@ class Client:
 
     async def _call(self) -> None:
         kind = self.world.random.random()
-        if kind < 0.15 and self._places:
+        if kind < 0.15 and self._payloads:
             await self._repeat()
-        elif kind < 0.25 and self._places:
+        elif kind < 0.25 and self._payloads:
             await self._contradict()
         elif kind < 0.45:
             await self._until_acked([self._new() for _ in range(self.world.random.randint(2, 3))])
@@ -83,21 +90,17 @@ class Client:
             await self._until_acked([self._new()])
 
     async def _repeat(self) -> None:
-        key = self.world.random.choice(list(self._places))
-        payload, ack = self._places[key]
-        again = await self._until_acked([Order(key, payload)])
-        self.world.checker.require(again == [ack], "S4 another place", key, again, ack)
+        key = self.world.random.choice(list(self._payloads))
+        await self._until_acked([Order(key, self._payloads[key])])
 
     async def _contradict(self) -> None:
         """The same key with another payload is refused, by naming the row that has it."""
-        key = self.world.random.choice(list(self._places))
-        payload, ack = self._places[key]
+        key = self.world.random.choice(list(self._payloads))
+        other = self._payloads[key] + b"!"
         try:
-            found = await self._until_acked([Order(key, payload + b"!")])
+            await self._until_acked([Order(key, other)])
         except KeyConflict as error:
-            self.world.checker.require(error.id == ack.id, "S4 conflict", key, error.id, ack)
-        else:
-            self.world.checker.require(False, "S4 no conflict", key, found)
+            self.world.judge.saw("conflict", key, other, error.id)
 
     def _new(self) -> Order:
         """The next order: with a number that rises, or with a key of free form."""
@@ -120,21 +123,24 @@ class Client:
 
     async def _until_acked(self, orders: list[Order]) -> Sequence[Ack]:
         """Try until there is an answer. Raises OrderError."""
-        tries = self.world.checker.tries
+        judge = self.world.judge
         while True:
             leader = await self._any_leader()
             keys = [order.key for order in orders]
-            tries.begin(keys)
+            judge.saw("asked", keys)
             answer = await self._try(leader, orders)
             # What a dead process still says, it has not said.
             is_heard = not leader.process.is_dead
             is_sure = isinstance(answer, SURELY_NOT) and not isinstance(answer, KeyTooOld)
-            tries.end(keys, answer if is_heard and is_sure else None)
-            if is_heard and isinstance(answer, OrderError):
-                raise answer
             if is_heard and isinstance(answer, list):
                 self._keep(orders, answer)
                 return answer
+            if is_heard and is_sure:
+                judge.saw("not_done", keys, repr(answer))
+            else:
+                judge.saw("unheard", keys)
+            if is_heard and isinstance(answer, OrderError):
+                raise answer
             await asyncio.sleep(self.world.random.uniform(0.02, 0.2))
 
     async def _any_leader(self) -> Leader:
@@ -154,7 +160,7 @@ class Client:
         await asyncio.wait([asking], timeout=ANSWER_SECONDS)
         while is_patient and not asking.done() and not leader.process.is_dead:
             waited = 0.0 if leader.process.is_paused else waited + ANSWER_SECONDS
-            self.world.checker.require(waited <= CALL_SECONDS, "L4 a caller waits", orders[0].key)
+            self.world.judge.require(waited <= CALL_SECONDS, "L4 a caller waits", orders[0].key)
             await asyncio.wait([asking], timeout=ANSWER_SECONDS)
         asking.cancel()
         (answer,) = await asyncio.gather(asking, return_exceptions=True)
@@ -171,9 +177,7 @@ class Client:
         return await sequencer.submit_many(orders)
 
     def _keep(self, orders: list[Order], acks: Sequence[Ack]) -> None:
+        self.world.judge.saw("durable", self.world.chain.replicated_id)
         for order, ack in zip(orders, acks, strict=True):
-            self.world.checker.on_ack(order.key, order.payload, ack)
-            self.world.checker.require(
-                ack.id <= self.world.chain.replicated_id, "S3 not replicated", order.key, ack
-            )
-            self._places[order.key] = (order.payload, ack)
+            self.world.judge.saw("answered", order.key, order.payload, ack.id, ack.pid)
+            self._payloads[order.key] = order.payload

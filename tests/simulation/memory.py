@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from .checker import Violation
+from tests.judge.rules import Diverged
+
 from .receiver_host import GAPS_KEPT
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ class MemoryWatch:
         self._world = world
 
     async def live(self) -> None:
-        """Look until something is found: the checker keeps it, and the world fails by it."""
-        with suppress(Violation):
+        """Look until something is found: the judge keeps it, and the world fails by it."""
+        with suppress(Diverged):
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
                 self._look()
@@ -74,7 +75,7 @@ class MemoryWatch:
         self._require(sights <= plan.core_bounds, "sights of the head", sights)
 
     def _require(self, holds: bool, *shown: object) -> None:
-        self._world.checker.require(holds, "L5 memory", *shown)
+        self._world.judge.require(holds, "L5 memory", *shown)
 
 
 @contextmanager

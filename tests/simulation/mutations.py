@@ -7,7 +7,7 @@ memory; the tests of the contract hold that to what PostgreSQL does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import wrongs_receiving as receiving
 from . import wrongs_sequencing as sequencing
@@ -28,7 +28,7 @@ class Mutation:
     seeds: int
     found_by: tuple[str, ...]
     """The invariants one of which must be broken."""
-    changes: dict[str, object] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
     """What worlds need to be prone to it."""
 
     @property
@@ -146,5 +146,7 @@ MUTATIONS = (
         ("S5", "rows missing", "L1"),
         {"patience_seconds": 0.05},
     ),
-    Mutation(receiving.frame_believed_about_its_seal, 50, ("seal of a run",), {"wrong_seals": 0.5}),
+    Mutation(
+        receiving.frame_believed_about_its_seal, 50, ("S13 seal of run",), {"wrong_seals": 0.5}
+    ),
 )

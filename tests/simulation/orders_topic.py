@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from chain_kernel.model import IntakeMark
     from chain_kernel.testing.memory_store import CommittedChain
+    from tests.judge.judge import Judge
 
-    from .checker import Checker
     from .plan import Plan
 
 TOPIC = "orders"
@@ -33,11 +33,11 @@ class OrdersTopic:
     shows every record before the offset settled, and none behind it.
     """
 
-    def __init__(self, plan: Plan, random: Random, checker: Checker) -> None:
+    def __init__(self, plan: Plan, random: Random, judge: Judge) -> None:
         self.topic = MemoryTopic(plan.topic_partitions if plan.topic_records else 0)
         self._plan = plan
         self._random = random
-        self._checker = checker
+        self._judge = judge
         self._new: dict[str, tuple[Place, bytes]] = {}
         self._kinds: dict[Place, tuple[str, str]] = {}
         self._numbers = dict.fromkeys(self.topic.logs, 0)
@@ -100,7 +100,7 @@ class OrdersTopic:
     def _put(
         self, partition: int, key: str, value: bytes | None, kind: str, *, has_key: bool = True
     ) -> None:
-        self._checker.tries.begin([key])  # never ended: it may be committed at any time
+        self._judge.saw("asked", [key])  # never ended: it may be committed at any time
         offset = self.topic.add(partition, key.encode() if has_key else None, value)
         self._kinds[partition, offset] = (kind, key)
         if kind == "new" and value is not None:
@@ -113,18 +113,19 @@ class OrdersTopic:
         """Look at what was just committed: rows, offsets and rejects of one instant."""
         for partition in self.topic.logs:
             self._check_settled(chain, partition)
-        for event in self._checker.events[self._rows_seen :]:
-            if event.key in self._new:
-                self._check_row(chain, event.key, event.payload)
-        self._rows_seen = len(self._checker.events)
+        rows = self._judge.fence.rows
+        for _, _, key, _, payload in rows[self._rows_seen :]:
+            if key in self._new:
+                self._check_row(chain, key, payload)
+        self._rows_seen = len(rows)
 
     def _check_settled(self, chain: CommittedChain, partition: int) -> None:
-        require, position = self._checker.require, _position(chain.intake, partition)
+        require, position = self._judge.require, _position(chain.intake, partition)
         require(position >= self._settled[partition], "S4 intake went back", partition, position)
         for offset in range(self._settled[partition], position):
             kind, key = self._kinds.get((partition, offset), ("marker", ""))
             is_rejected = (source_of(TOPIC, partition), offset) in chain.rejects
-            is_row = key in self._checker.by_key
+            is_row = key in self._judge.fence.place
             shown = f"{kind} {key} at {partition}/{offset}"
             if kind == "new":
                 require(is_row and not is_rejected, "S4 intake passed by an order", shown)
@@ -136,7 +137,7 @@ class OrdersTopic:
 
     def _check_row(self, chain: CommittedChain, key: str, payload: bytes) -> None:
         (partition, offset), value = self._new[key]
-        require = self._checker.require
+        require = self._judge.require
         require(payload == value, "S4 intake took another order", key)
         require(
             offset < _position(chain.intake, partition), "S4 intake: row without its offset", key

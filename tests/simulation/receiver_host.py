@@ -26,6 +26,7 @@ from tests.doubles.wired import asking_over
 from .gap_connection import MemoryReadConnection
 from .hosts import Program
 from .plan import CHAIN_ID
+from .seen import end_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,11 +105,9 @@ class ReceiverHost(Program):
                 del self._receivers[process_name]
 
     async def _work_off(self, process_name: str, receiver: Receiver) -> None:
-        head_delivered: int | None = None
+        self.world.judge.saw("receiving", process_name)
         while (run := await self._next_run(receiver)) is not None:
-            head_delivered = run.first_pid if head_delivered is None else head_delivered
-            self.world.checker.on_run(process_name, head_delivered, run)
-            head_delivered = run.last_id
+            self.world.judge.saw("run", process_name, rows_of(run.events), end_of(run))
             if self.world.random.random() < 0.2:
                 await asyncio.sleep(self.world.random.uniform(0.0, 0.2))  # works on it
             await self._take_effect(receiver, run)
@@ -143,14 +142,12 @@ class ReceiverHost(Program):
 
     def _write_journal(self, run: Run) -> None:
         """Append what the journal lacks: its end may be ahead of the checkpoint."""
-        self.world.checker.require(
-            run.first_pid <= self.head_done, "S5 hole in the journal", run.first_pid, self.head_done
-        )
+        self.world.judge.saw("journal", self.name, run.first_pid)
         self._add([event for event in run.events if event.id > self.head_done])
 
     def _add(self, events: list[Event]) -> None:
         self.effects += events
-        self.world.checker.on_effect(self.name, self.effects, len(events))
+        self.world.judge.saw("effect", self.name, rows_of(events))
 
     def _open(self) -> Receiver:
         world = self.world

@@ -51,7 +51,7 @@ class IdleWorld(World):
             host.start()
         await self._until(lambda: bool(self.leaders), LED_SECONDS, "leads")
         (leader,) = self.leaders
-        self.checker.tries.begin(["before"])
+        self.judge.saw("asked", ["before"])
         await leader.sequencer.submit("before", b"")
         await asyncio.sleep(self.random.uniform(0.0, LEASE_SECONDS))
         old = self.database_server
@@ -77,7 +77,7 @@ def lived(seed: int, sequencers: int, *, is_repeated: bool = False) -> None:
             leader = await world.live_until_promoted()
             if is_repeated:
                 await leader.sequencer.submit("before", b"")
-                assert [event.key for event in world.checker.events] == ["before"]
+                assert list(world.judge.fence.place) == ["before"]
             await world._until(lambda: world.is_led, LED_SECONDS, f"seed {seed}: L2 led")
         finally:
             world.end()

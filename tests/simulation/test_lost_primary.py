@@ -140,10 +140,10 @@ class LostPrimary(World):
 
     def promote(self) -> None:
         """The standby is the primary now; it has what it had."""
-        self.lost = list(self.checker.events)
+        self.lost = [event for batch in self.chain.batches for event in batch.events]
         # From here on there are two truths, and the test itself holds everything against them.
-        self.log.watch = lambda frames: None
-        self.checker.on_run = lambda receiver, head_delivered, run: None  # type: ignore[method-assign]
+        self.log.judge = None
+        self.judge.mute()
         self.database_server.crash()
         self.promoted: CommittedChain = self.replica.chain
         self.database.chains[CHAIN_ID] = self.chain = self.promoted  # type: ignore[assignment]
@@ -152,7 +152,7 @@ class LostPrimary(World):
     async def _submit(self, what: str, count: int) -> None:
         for number in range(count):
             key = f"{what} {number}"
-            self.checker.tries.begin([key])
+            self.judge.saw("asked", [key])
             while not await self._is_acknowledged(key):  # noqa: ASYNC110 - a client tries again
                 await asyncio.sleep(0.2)
 

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from .checker import Violation
+from tests.judge.rules import Diverged
 
 if TYPE_CHECKING:
     from .world import World
@@ -25,14 +25,14 @@ class LeadWatch:
     async def live(self) -> None:
         """Look until something is found, or the world ends."""
         since = self._world.loop.time()
-        with suppress(Violation):
+        with suppress(Diverged):
             while True:
                 await asyncio.sleep(LOOK_SECONDS)
                 now = self._world.loop.time()
                 if self._is_led() or not self._could_be_led():
                     since = now
                 self.longest_seconds = max(self.longest_seconds, now - since)
-                self._world.checker.require(
+                self._world.judge.require(
                     now - since <= self._seconds_max,
                     "L2 no leader while the database is well",
                     f"for {now - since:.1f} s",

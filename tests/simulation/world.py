@@ -20,8 +20,9 @@ from chain_kernel.testing.memory_store import MemoryDatabase
 from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from tests.doubles.hosts import Host, Hosts
 from tests.doubles.wire import Dial, Wire, WiredServer
+from tests.judge.judge import Judge
+from tests.judge.rules import Diverged
 
-from .checker import CheckedChain, CheckedLog, Checker, Violation
 from .client import Client
 from .fail_over import lose_standby
 from .faults import befall, later
@@ -32,6 +33,7 @@ from .orders_topic import OrdersTopic
 from .pairs import begin_pair
 from .plan import CHAIN_ID, Plan
 from .receiver_host import ReceiverHost
+from .seen import SeenChain, SeenLog
 from .watch import LeadWatch
 
 if TYPE_CHECKING:
@@ -73,8 +75,10 @@ def ignore(*_: object) -> None:
 class World:
     """Everything of one seed."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, keeps: bool = False) -> None:
+        """With `keeps` its judge keeps the log of what was seen."""
         self.plan = plan
+        self.keeps = keeps
         self.loop = virtual_clock()
         self.random = Random(plan.seed)
         self.trace: deque[str] = deque(maxlen=SHOWN_LINES)
@@ -97,8 +101,11 @@ class World:
     def _make_database(self) -> None:
         plan = self.plan
         self.database = MemoryDatabase(plan.seed)
-        self.checker = Checker(CHAIN_ID, self.database.database_id)
-        self.orders = OrdersTopic(plan, self.random, self.checker)
+        self.judge = Judge(
+            self.database.database_id.bytes, CHAIN_ID,
+            has_wrong_frames=plan.wrong_seals > 0, keeps=self.keeps,
+        )  # fmt: skip
+        self.orders = OrdersTopic(plan, self.random, self.judge)
         self.chain = self._make_chain()
         self.replica = MemoryReplica(self.database, CHAIN_ID)
         self.database_server = WiredServer("database")
@@ -107,10 +114,10 @@ class World:
         self.database_dial = self._dial(plan.database_loss)
         self.commit_dial = self._dial(plan.commit_loss)
 
-    def _make_chain(self) -> CheckedChain:
+    def _make_chain(self) -> SeenChain:
         """Return the chain of the primary, every commit of which is looked at."""
-        chain = CheckedChain(CHAIN_ID, self.database.database_id, self.plan.partition_ids)
-        chain.watch = self.checker.on_commit
+        chain = SeenChain(CHAIN_ID, self.database.database_id, self.plan.partition_ids)
+        chain.judge = self.judge
         chain.watch_intake = self.orders.check
         chain.watch_term = self._on_term
         self.database.chains[CHAIN_ID] = chain
@@ -122,7 +129,7 @@ class World:
         What comes to the old one from now on is of no chain, and is acknowledged to nobody.
         """
         old, server = self.chain, self.database.server
-        old.watch = old.watch_intake = old.watch_term = ignore
+        old.judge, old.watch_intake, old.watch_term = None, ignore, ignore
         self.database = MemoryDatabase(self.plan.seed + server.timeline * PROMOTED_SEEDS)
         self.database.database_id = old.database_id
         self.database.server = msgspec.structs.replace(server, timeline=server.timeline + 1)
@@ -144,8 +151,7 @@ class World:
 
     def _make_broker(self) -> None:
         lost = self.plan.link_loss / 2
-        self.log = CheckedLog()
-        self.log.watch = self.checker.on_publish
+        self.log = SeenLog(self.judge)
         self.broker_server = WiredServer("broker")
         self.broker_dial = self._dial(self.plan.broker_loss)
         self.link_dial = LinkDial(lost=lost, repeated=lost / 2, held=lost / 2, broken=lost / 4)
@@ -228,7 +234,7 @@ class World:
             process.kill()
 
     async def live(self) -> None:
-        """Faults, healing, the end; every step under the eyes of the checker."""
+        """Faults, healing, the end; every step under the eyes of the judge."""
         hosts: list[Program] = [*self.sequencers, *self.receivers]
         for host in hosts:
             host.start()
@@ -253,6 +259,8 @@ class World:
             watch.cancel()
         await self._stop(hosts)
         replaying.cancel()
+        chain = self.chain
+        self.judge.saw("stored_head", chain.last_id, chain.last_seal, chain.epoch)
         self.steps = self.loop.steps
 
     async def _stop(self, hosts: list[Program]) -> None:
@@ -269,28 +277,29 @@ class World:
 
     def digest(self) -> str:
         """Return a value that two runs of one seed share, whatever machine they ran on."""
-        shown = [*self.trace, *map(repr, self.checker.events), str(self.steps)]
+        shown = [*self.trace, *map(repr, self.judge.fence.rows), str(self.steps)]
         return sha256("\n".join(shown).encode()).hexdigest()
 
     def check(self) -> None:
         """Raise the first violation, or what else went wrong."""
-        if self.checker.violation is not None:
-            raise self.checker.violation
+        if self.judge.divergence is not None:
+            raise self.judge.divergence
         if self.failures:
-            raise Violation(self.failures[0])
+            raise AssertionError(self.failures[0])
 
     def _is_taken(self) -> bool:
         return self.orders.is_taken(self.chain.intake)
 
     def _is_delivered(self) -> bool:
-        return all(receiver.effects == self.checker.events for receiver in self.receivers)
+        rows = len(self.judge.fence.rows)
+        return all(self.judge.effects.done.get(each.name, 0) == rows for each in self.receivers)
 
     async def _until(self, is_so: Callable[[], bool], seconds: float, what: str) -> None:
         deadline = self.loop.time() + seconds
         while not is_so():
             self.check()
             if self.loop.time() > deadline:
-                raise Violation(f"{what}: not within {seconds} s")
+                raise Diverged(what, f"not within {seconds} s")
             await asyncio.sleep(0.1)
         self.check()
 
@@ -374,13 +383,13 @@ class SeedFailed(AssertionError):
         self.seed = world_plan.seed
 
 
-def simulate(seed: int, **changes: object) -> World:
-    """Live through the world of `seed`. Raises SeedFailed."""
+def simulate(seed: int, *, keeps: bool = False, **changes: Any) -> World:
+    """Live through the world of `seed`; `keeps` as of a World. Raises SeedFailed."""
     plan = msgspec.structs.replace(Plan.draw(seed), **changes)
     worlds: list[World] = []
 
     async def live() -> None:
-        worlds.append(World(plan))
+        worlds.append(World(plan, keeps=keeps))
         try:
             await worlds[0].live()
         finally:

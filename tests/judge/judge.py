@@ -1,0 +1,67 @@
+"""All models of one chain, stepped together by whoever sees something."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from .chain_bytes import genesis
+from .fence import Fence
+from .publish import Publish
+from .receive import Effects, Receive
+from .rules import Diverged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Judge:
+    """Steps every model that knows what was seen, and keeps the first divergence.
+
+    `has_wrong_frames`: somebody signs frames that are wrong about a seal. With `keeps` there is a
+    log of what was seen, oldest first.
+    """
+
+    def __init__(
+        self,
+        database_id: bytes,
+        chain_id: int,
+        *,
+        has_wrong_frames: bool = False,
+        keeps: bool = False,
+    ) -> None:
+        first = genesis(database_id, chain_id)
+        self.fence = Fence(first)
+        self.publish = Publish(first, "S2 seal of a frame" if has_wrong_frames else "")
+        self.receive, self.effects = Receive(first), Effects()
+        self.models = (self.fence, self.publish, self.receive, self.effects)
+        self.log: list[tuple[Any, ...]] | None = [] if keeps else None
+        self.divergence: Diverged | None = None
+        self._steps: defaultdict[str, list[Callable[..., None]]] = defaultdict(list)
+        for model in self.models:
+            for name, step in vars(type(model)).items():
+                if not name.startswith("_") and callable(step):
+                    self._steps[name].append(getattr(model, name))
+
+    def saw(self, what: str, *values: Any) -> None:
+        """Step the models. Raises Diverged, which a caller may swallow: it is kept."""
+        if self.log is not None:
+            self.log.append((what, *values))
+        try:
+            for step in self._steps[what]:
+                step(*values)
+        except Diverged as error:
+            self.divergence = self.divergence or error
+            raise
+
+    def mute(self) -> None:
+        """Judge nothing from now on: a lost primary leaves two truths, which no model knows."""
+        self._steps.clear()
+
+    def require(self, holds: object, rule: str, *shown: object) -> None:
+        """Judge what no model knows, such as how long something takes."""
+        if not holds:
+            error = Diverged(rule, *shown)
+            self.divergence = self.divergence or error
+            raise error

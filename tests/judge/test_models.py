@@ -1,0 +1,199 @@
+"""The models themselves: what they refuse, what they promise, and that each rule is needed."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.simulation.plan import CHAIN_ID
+from tests.simulation.world import simulate
+
+from .chain_bytes import Row, genesis
+from .explore import Seen, first_broken
+from .fence import Fence
+from .judge import Judge
+from .receive import Effects, Receive
+from .rules import Diverged, uncovered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .rules import Model
+
+pytestmark = pytest.mark.simulation
+
+DATABASE_ID = bytes(16)
+GENESIS = genesis(DATABASE_ID, 1)
+
+
+def row(row_id: int, pid: int, key: str) -> Row:
+    return row_id, pid, key, 0, b""
+
+
+# -- what may be tried on each model in a small world ---------------------------------------------
+
+
+def steps_of_fence(fence: Fence) -> Iterator[Seen]:
+    """Two terms, two orders, each asked for twice, and every answer."""
+    yield "term", fence.epoch + 1, fence.head
+    for key in ("a", "b"):
+        yield "asked", [key]
+        yield "not_done", [key], "refused"
+        for epoch in range(1, fence.epoch + 1):
+            for pid in {0, fence.head}:
+                yield "batch", epoch, 0, b"", [row(len(fence.rows) + 1, pid, key)]
+        for row_id in (1, 2):
+            yield "answered", key, b"", row_id, row_id - 1
+    if fence.replicated < fence.head:
+        yield "durable", fence.head
+
+
+def committed(model: Any) -> list[Seen]:
+    """Return the next batch of one row, for models that are not about commits."""
+    seen = model.chain.rows if hasattr(model, "chain") else model.rows
+    row_id = len(seen) + 1
+    batch = [row(row_id, row_id - 1, f"k{row_id}")]
+    return [("batch", 1, 0, bytes([row_id]), batch)] if row_id < 3 else []
+
+
+def steps_of_receive(receive: Receive) -> Iterator[Seen]:
+    yield from committed(receive)
+    for first in (1, 2):
+        end = (first, first, bytes([first]))
+        yield "run", "r", [row(first, first - 1, f"k{first}")], end
+        yield "run", "r", [row(first, first - 1, "forged")], end
+        yield "run", "r", [row(first, first - 1, f"k{first}")], (first, first, b"forged")
+
+
+def steps_of_effects(effects: Effects) -> Iterator[Seen]:
+    yield from committed(effects)
+    for first in (1, 2):
+        yield "effect", "r", [row(first, first - 1, f"k{first}")]
+
+
+def led_fence(without: str = "") -> Fence:
+    """Return a chain that is led, of which two orders are asked for."""
+    fence = Fence(GENESIS, without, checks_seals=False)
+    fence.term(1, 0)
+    fence.asked(["a", "b"])
+    return fence
+
+
+MADE: dict[str, tuple[Callable[[str], Model], Callable[[Any], Iterator[Seen]]]] = {
+    "fence": (led_fence, steps_of_fence),
+    "receive": (partial(Receive, GENESIS), steps_of_receive),
+    "effects": (Effects, steps_of_effects),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_whatever_a_model_lets_happen_keeps_what_it_promises(name: str) -> None:
+    make, steps = MADE[name]
+    assert first_broken(make(""), steps, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("fence", "S7 fence"),
+        ("fence", "S1 parent"),
+        ("fence", "S4 one row a key"),
+        ("fence", "S4 one place a key"),
+        ("fence", "S3 acknowledged before committed"),
+        ("receive", "S5 order of delivery"),
+        ("receive", "S2 delivered before committed"),
+        ("effects", "S5 effects are a prefix"),
+    ],
+)
+def test_variant_without_a_rule_breaks_its_guarantee(name: str, rule: str) -> None:
+    make, steps = MADE[name]
+    found = first_broken(make(rule), steps, 4)
+    assert found is not None, "the rule promises nothing"
+    assert found[0] == rule.partition(" ")[0], found
+
+
+# -- logs -----------------------------------------------------------------------------------------
+
+
+@cache
+def log_of_a_world() -> tuple[bytes, list[Seen]]:
+    """Return the database and the log of a world in which everything is seen."""
+    for seed in range(200):
+        world = simulate(seed, keeps=True, wrong_seals=0.0)
+        log = world.judge.log
+        assert log is not None
+        seen = {what for what, *_ in log}
+        if seen >= {"term", "batch", "frame", "run", "effect", "answered", "not_done", "conflict"}:
+            return world.database.database_id.bytes, log
+    raise AssertionError("no world shows everything")
+
+
+def judged(log: Iterable[Seen]) -> Judge:
+    judge = Judge(log_of_a_world()[0], CHAIN_ID)
+    for what, *values in log:
+        judge.saw(what, *values)
+    return judge
+
+
+def test_log_of_a_world_is_judged_again_as_it_was() -> None:
+    judge = judged(log_of_a_world()[1])
+    assert judge.fence.rows
+
+
+def again(log: list[Seen], what: str) -> list[Seen]:
+    """The last one of its kind is seen twice."""
+    at = max(place for place, seen in enumerate(log) if seen[0] == what)
+    return [*log[: at + 1], log[at], *log[at + 1 :]]
+
+
+def forged(log: list[Seen], what: str) -> list[Seen]:
+    """The last one of its kind has rows with another payload."""
+    at = max(place for place, seen in enumerate(log) if seen[0] == what)
+
+    def spoilt(value: Any) -> Any:
+        if isinstance(value, list) and value and isinstance(value[0], tuple):
+            return [(*value[0][:4], value[0][4] + b"!"), *value[1:]]
+        if isinstance(value, bytes) and what == "frame":
+            return value[:-1] + bytes([value[-1] ^ 1])
+        return value
+
+    return [*log[:at], tuple(map(spoilt, log[at])), *log[at + 1 :]]
+
+
+def early(log: list[Seen], what: str) -> list[Seen]:
+    """The first one of its kind is seen before anything was committed."""
+    at = next(place for place, seen in enumerate(log) if seen[0] == what)
+    return [log[at], *log[:at], *log[at + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what", "guarantee"),
+    [
+        (again, "term", "S7"),
+        (again, "batch", "S1"),
+        (forged, "batch", "S13"),
+        (early, "frame", "S2"),
+        (again, "run", "S5"),
+        (forged, "run", "S2"),
+        (again, "effect", "S5"),
+        (forged, "effect", "S5"),
+        (early, "answered", "S3"),
+        (early, "conflict", "S4"),
+    ],
+)
+def test_log_that_diverges_is_refused_by_its_guarantee(
+    spoil: Callable[[list[Seen], str], list[Seen]], what: str, guarantee: str
+) -> None:
+    with pytest.raises(Diverged) as found:
+        judged(spoil(log_of_a_world()[1], what))
+    assert found.value.rule.startswith(f"{guarantee} "), found.value
+
+
+def test_log_that_asks_some_rules_nothing_is_found_out() -> None:
+    thin = judged(seen for seen in log_of_a_world()[1] if seen[0] in ("term", "asked", "batch"))
+    missing = uncovered(*thin.models)
+    assert "S3 acknowledged before committed" in missing
+    assert "S2 frame before its commit" in missing
+    assert "S1 parent" not in missing
