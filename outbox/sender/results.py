@@ -294,10 +294,12 @@ class ConfirmIntake:
                 if error.missing is not None:
                     raise
                 # As any bad confirm: what it would have confirmed is sent again.
+                self.stats.bad_confirms["unreadable"] += 1
                 _log.error("%s; passed over", reason_of(error))
                 # A damaged head may name any offset as the next one.
                 ends = await consumer.end_offsets([error.at])
                 consumer.seek(error.at, min(error.next_offset, ends[error.at]))
+                is_ahead = True
                 continue
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)

@@ -21,7 +21,9 @@ _BATCH_HEAD_BYTES = 61
 
 _CHECKSUM_AT = 17
 _CHECKED_FROM = 21
-"""Where a batch has its checksum, and what follows it, over which it is made."""
+_LAST_AT = 23
+"""Where a batch has its checksum, what it is made over, and in that how many offsets follow its
+first one."""
 
 
 async def make_topics(
@@ -81,6 +83,13 @@ def damage_batch(kafka: KafkaServer, topic: str, number: int, *, is_sealed: bool
             struct.pack_into(">I", batch, _CHECKSUM_AT, calc_crc32c(bytes(batch[_CHECKED_FROM:])))
 
     change_batch(kafka, topic, number, change)
+
+
+def damage_head(kafka: KafkaServer, topic: str, number: int) -> None:
+    """Have the head of a batch of partition 0 say that it ends far after the topic does."""
+    change_batch(
+        kafka, topic, number, lambda batch: struct.pack_into(">i", batch, _LAST_AT, 1_000_000)
+    )
 
 
 def change_batch(

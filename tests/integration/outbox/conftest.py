@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from local_stack.postgres import SUPERUSER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
@@ -70,6 +70,19 @@ class Sender:
         await client.start()
         try:
             await client.delete_topics(list(topics))
+        finally:
+            await client.close()
+
+    async def lose_records(self, topic: str, group: str, before: int) -> None:
+        """Delete the records of partition 0 before an offset; `group` has committed the first."""
+        at = TopicPartition(topic, 0)
+        async with AIOKafkaConsumer(bootstrap_servers=self.kafka, group_id=group) as consumer:
+            consumer.assign([at])
+            await consumer.commit({at: 1})
+        client = AIOKafkaAdminClient(bootstrap_servers=self.kafka)
+        await client.start()
+        try:
+            await client.delete_records({at: RecordsToDelete(before)})
         finally:
             await client.close()
 

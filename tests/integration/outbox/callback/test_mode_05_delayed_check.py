@@ -18,15 +18,16 @@ from msgspec.structs import replace
 from chain_kernel.errors import RetryError
 from chainctl.schema.parts import PARTS
 from outbox import Confirm, Destination, Status
+from outbox.acts import read_counts
 from outbox.callback.callback_service import CallbackIntake, CallbackService
 from outbox.callback.calls import HttpSenderCalls, sender_app
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import AskRules, CallbackConfig, CheckedConfig, Reply
 from outbox.records import RETRYING, decode_checks, encode_confirms
-from outbox.roles import OUTBOX_CALLBACK, OUTBOX_RELAY
+from outbox.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
-from tests.builders.topics import damage_batch, make_topics
+from tests.builders.topics import damage_batch, damage_head, make_topics
 from tests.other_loops import refusal_elsewhere
 
 from ..hand_clock import HandClock
@@ -343,6 +344,47 @@ async def test_damaged_confirm_and_check_are_passed_over_and_the_rest_is_taken(
         assert service.stats().bad_records == {}, "they are not read again"
     for topic, offset in ((rig.check_topic, 1), (rig.destination.confirm_topic, 2)):
         assert f"record of topic {topic}, partition 0, offset {offset} cannot be" in caplog.text
+
+
+@pytest.mark.parametrize("is_check", [True, False])
+async def test_callback_goes_on_after_a_damaged_head_that_names_an_offset_far_away(
+    rig: Rig, sender: Sender, kafka_server: KafkaServer, *, is_check: bool
+) -> None:
+    """Also where the log begins with it, after what the service has committed."""
+    topic = rig.check_topic if is_check else rig.destination.confirm_topic
+    for _ in range(3):
+        await sender.confirm(rig.destination, *await rig.send(1))
+    await sender.lose_records(topic, rig.config().name, 2)
+    damage_head(kafka_server, topic, 2)
+    async with rig.callback() as service:
+        await rig.until_stored(*((0, 3) if is_check else (3, 0)))
+
+        async def is_passed_over() -> bool:
+            return service.stats().bad_records["unreadable"] > 0
+
+        await sender.until(is_passed_over)
+        await sender.confirm(rig.destination, *await rig.send(1))
+        await rig.until_stored(*((1, 4) if is_check else (4, 1)))
+    assert service.stats().bad_records == {"unreadable": 1}
+
+
+async def test_message_whose_check_was_damaged_is_overdue_until_a_relay_looks_after_it(
+    rig: Rig, sender: Sender, kafka_server: KafkaServer
+) -> None:
+    """Nobody is asked about it, its confirm is not returned; but its sender's table has it."""
+    (message_id,) = await rig.send(1)
+    damage_batch(kafka_server, rig.check_topic, 0)
+    await sender.confirm(rig.destination, message_id)
+    async with rig.callback() as service:
+        await rig.until_stored(0, 1)
+        assert await rig.ask_after(service, DELAY) == 0
+        assert await service.return_once(ME) == 0
+    await sender.let_time_pass()
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    (row,) = await read_counts(operator, 0.0)
+    assert (row["status"], row["overdue"]) == ("init", 1)
+    async with sender.relay():
+        await sender.until_status(message_id, Status.CONSUMED)
 
 
 async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_for(

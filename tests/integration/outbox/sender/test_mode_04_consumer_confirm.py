@@ -14,10 +14,12 @@ import pytest
 
 from outbox import Message, Status, draw_message_ids
 from outbox.sender.business import store_messages
+from tests.builders.topics import damage_head
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from local_stack import KafkaServer
     from outbox import Destination, Relay
 
     from ..conftest import Sender
@@ -211,3 +213,30 @@ async def test_confirms_that_came_while_no_relay_ran_are_taken_by_the_next(
     async with sender.relay():
         await sender.until_status(ids[-1], Status.CONSUMED)
     assert len(await sender.done()) == 3
+
+
+async def test_relay_goes_on_after_a_damaged_head_that_names_an_offset_far_away(
+    sender: Sender, kafka_server: KafkaServer
+) -> None:
+    """Also where the log begins with it, after what the relay has committed."""
+    clearing = await sender.set_up()
+    async with sender.relay():
+        ids = await sender.store(4)
+        await sender.until_status(ids[-1], Status.CONFIRMED)
+        await sender.confirm(clearing, ids[0])
+        await sender.until_status(ids[0], Status.CONSUMED)
+    for message_id in ids[1:3]:
+        await sender.confirm(clearing, message_id)
+    await sender.lose_records(clearing.confirm_topic, sender.name, 2)
+    damage_head(kafka_server, clearing.confirm_topic, 2)
+    async with sender.relay() as relay:
+
+        async def is_passed_over() -> bool:
+            return relay.stats().bad_confirms["unreadable"] > 0
+
+        await sender.until(is_passed_over)
+        await sender.confirm(clearing, ids[3])
+        await sender.until_status(ids[3], Status.CONSUMED)
+        assert relay.stats().bad_confirms == {"unreadable": 1}
+    statuses = await sender.statuses()
+    assert [statuses[each] for each in ids[1:3]] == [Status.CONFIRMED] * 2
