@@ -80,6 +80,10 @@ def read_states(
     try:
         found = _opened(spark, kind, name, database)
         missing = [column for column in STATE_COLUMNS if column not in found.columns]
+        if "chain_id" in found.columns:
+            if not found.where(F.col("chain_id").isNull()).isEmpty():
+                raise InputError("column chain_id of the states", "NULL", "a value in each row")
+            found = found.where(F.col("chain_id") == chain_id)
     except (*SPARK_ERRORS, OSError) as error:
         expected = f"a source that can be read ({spark_reason(error)})"
         raise InputError("--states", source, expected) from error
@@ -87,8 +91,6 @@ def read_states(
         raise InputError(
             "--states", source, f"the columns {', '.join(STATE_COLUMNS)}: it has no {missing[0]}"
         )
-    if "chain_id" in found.columns:
-        found = found.where(F.col("chain_id") == chain_id)
     return found.select(*STATE_COLUMNS)
 
 

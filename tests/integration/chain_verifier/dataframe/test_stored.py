@@ -113,6 +113,37 @@ def test_digests_in_json_are_hex(
     assert "digest of the states was 'NULL', expected bytes, or hex" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "lacks", ["{}", '{"chain_id": null, "group": "", "id": 1, "digest": "00"}']
+)
+def test_state_of_no_chain_is_refused(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, lacks: str,
+) -> None:  # fmt: skip
+    stored([])
+    rows = [
+        {"chain_id": CHAIN_ID, "group": name, "id": row, "digest": digest.hex()}
+        for name, row, digest in states_of()
+    ]
+    states = tmp_path / "states.json"
+    states.write_text("\n".join([*map(json.dumps, rows), lacks]))
+    assert main([*VERIFY, "--states", f"json:{states}"]) == 2
+    assert "column chain_id of the states was 'NULL'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ['{"id": 7}{"id": 8}', '{"chain_id": 1, "id": 7, "dig'])
+def test_line_of_states_that_is_read_in_part_is_refused(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, line: str,
+) -> None:  # fmt: skip
+    stored([])
+    states = tmp_path / "states.json"
+    right = {"chain_id": CHAIN_ID, "group": "", "id": 1, "digest": "00"}
+    states.write_text(f"{json.dumps(right)}\n{line}\n")
+    assert main([*VERIFY, "--states", f"json:{states}"]) == 2
+    assert "is not one JSON value" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("below", ["old", "day=1"])
 def test_folder_of_states_of_which_spark_reads_a_part_is_refused(
     spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
