@@ -56,6 +56,11 @@ _ALSO_FITTING: Final = {
 """Types that hold the same values."""
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether Spark takes a file or folder of Parquet for one of its own, by its name."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
 def require_columns(source: str, found: Mapping[str, str]) -> None:
     """Raise InputError unless Parquet with the columns `found`, by type, has all that rows have."""
     for name, kind in EVENT_TYPES.items():

@@ -119,7 +119,6 @@ def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
         raise SettingError("--findings-table", into, expected)
     try:
         table = _opened(spark, check.name)
-        table.schema  # noqa: B018 - over Connect, only this looks for the table
     except (PySparkException, Py4JError, OSError) as error:
         reason = str(error) if isinstance(error, OSError) else spark_reason(error)
         expected = f"a table that Spark finds ({reason})"

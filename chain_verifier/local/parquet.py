@@ -15,7 +15,13 @@ from chain_kernel.errors import InputError, SourceBroken
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.text import reason_of
 from chain_verifier.bounded_parquet import open_parquet, parquet_pages
-from chain_verifier.verification import CHAIN_FOLDER, CONTENT, MIXED_FOLDERS, require_columns
+from chain_verifier.verification import (
+    CHAIN_FOLDER,
+    CONTENT,
+    MIXED_FOLDERS,
+    is_hidden,
+    require_columns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -117,7 +123,7 @@ def _file(file: Path, folder: Path) -> _File:
 
 def _counts(file: Path, folder: Path) -> bool:
     parts = file.relative_to(folder).parts
-    return file.is_file() and not any(part.startswith(("_", ".")) for part in parts)
+    return file.is_file() and not any(map(is_hidden, parts))
 
 
 def _kinds_of(schema: Any) -> dict[str, str]:  # noqa: ANN401 - pyarrow has no types

@@ -21,6 +21,8 @@ from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_verifier.config import literal_path
 from chain_verifier.places import is_url, open_to_read, place_of
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
+from chain_verifier.spark.json_lines import is_one_value
+from chain_verifier.spark.listing import files_below, listed, require_read
 from chain_verifier.spark.table import (
     BLOCK,
     HAS_NULL,
@@ -122,14 +124,13 @@ def _numbered_lines(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _is_one_object() -> Column:
-    """Return whether a line is one JSON object to its end: the parser stops after the first one.
+    """Return whether a line is one JSON object to its end.
 
     Otherwise, two lines that ran into each other would pass for one. The line is parsed once more
-    only where that may have happened.
+    only where that may have happened: a row holds no object, and a text seldom such a character.
     """
     line = F.col(_LINE)
-    objects = F.json_array_length(F.concat(F.lit("["), line, F.lit("]")))
-    is_single = F.when(line.contains("}{"), F.coalesce(objects == 1, F.lit(False)))
+    is_single = F.when(F.instr(line, "}") < F.length(line), is_one_value(line))
     return line.endswith("}") & is_single.otherwise(F.lit(True))
 
 
@@ -155,12 +156,12 @@ class ParquetTable:
         self._spark = spark
         self._path = literal_path(source.path)
         try:
-            self._is_by_chain = False
-            files = self._opened().inputFiles()
+            files = files_below(spark, self._path)
             self._is_by_chain = _are_in_chain_folders(files, source.path)
-            self._require_read(files)
-            self._found = self._opened()
-            types = self._types()
+            require_read(listed(spark, self._path, is_deep=not self._is_by_chain), files)
+            # Of our columns alone: of others, Spark may not know the type.
+            self._found = self._reader().schema(_WIDE_SCHEMA).parquet(self._path)
+            types = self._types(files[0])
         except (*SPARK_ERRORS, OSError) as error:
             reason = str(error) if isinstance(error, OSError) else spark_reason(error)
             expected = f"Parquet that can be read ({reason})"
@@ -174,27 +175,15 @@ class ParquetTable:
         reader = self._spark.read.option(_CHECKSUMS, "true")
         return reader.option("recursiveFileLookup", not self._is_by_chain)
 
-    def _opened(self) -> DataFrame:
-        """Return the frame of our columns alone: of others, Spark may not know the type."""
-        return self._reader().schema(_WIDE_SCHEMA).parquet(self._path)
-
-    def _require_read(self, files: Sequence[str]) -> None:
-        """Raise OSError for a file that Spark lists and does not read, such as one of 0 bytes."""
-        listed = self._reader().format("binaryFile").load(self._path)
-        read = {_below_root(row[0]) for row in listed.select("_metadata.file_path").collect()}
-        for file in files:
-            if _below_root(file) not in read:
-                raise OSError(f"{file} is empty, or is not where the other files are")
-
-    def _types(self) -> dict[str, str] | None:
+    def _types(self, file: str) -> dict[str, str] | None:
         """Return the types of the columns; None where nothing here can look them up."""
         try:
             return dict(self._reader().parquet(self._path).dtypes)
         except SPARK_ERRORS:  # it knows none for one of the others
             self._found.head()  # raises for another type than ours, or if it is no Parquet
         try:
-            with open_to_read(place_of("parquet", self._found.inputFiles()[0])) as file:
-                names = set(pq.read_schema(file).names)
+            with open_to_read(place_of("parquet", file)) as opened:
+                names = set(pq.read_schema(opened).names)
         except (pa.ArrowException, OSError, SettingError):
             return None  # Each row shows NULL for a column that is not there.
         names |= {CONTENT[0]} if self._is_by_chain else set()
@@ -229,8 +218,6 @@ class ParquetTable:
 
 def _are_in_chain_folders(files: Sequence[str], root: str) -> bool:
     """Return whether folders below the root, and not those above it, name the chain."""
-    if not files:
-        raise OSError("it holds no file whose name begins with neither _ nor .")
     # Links stay in it, as in Spark's names.
     path = root if is_url(root) else abspath(root)  # noqa: PTH100
     above = _chain_folders(path.split("/"))
@@ -242,11 +229,6 @@ def _are_in_chain_folders(files: Sequence[str], root: str) -> bool:
 
 def _chain_folders(names: Sequence[str]) -> int:
     return sum(name.startswith(CHAIN_FOLDER) for name in names)
-
-
-def _below_root(url: str) -> str:
-    """Return a URL without its beginning: `file:/x` and `file:///x` are the same."""
-    return url.partition(":")[2].lstrip("/")
 
 
 @contextmanager

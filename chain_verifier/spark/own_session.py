@@ -35,6 +35,8 @@ SETTINGS: Final = {
     ARROW_RECORDS: "32",
     # What was not read is not proven: a file that is broken or gone ends every read.
     **dict.fromkeys(LEAVING_OUT, "false"),
+    # A folder by its path is no table: Spark leaves out some of its files.
+    "spark.sql.runSQLOnFiles": "false",
     # A folder `chain_id=7` is a number.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "true",
 }

@@ -128,6 +128,7 @@ class Line:
 
 
 LINE = ROWS[30].line()
+PLAIN = LINE.replace("}{", "")
 
 Vector = tuple[Sequence[Any], int | None, list[dict[str, Any]]]
 
@@ -278,6 +279,7 @@ def test_modes_with_a_torn_end_leave_it_out(
 
 NO_ROWS = [
     "garbage", "", "[]", "\x00\x01\x02", LINE[:40], LINE + LINE, LINE + "\r", LINE + " ",
+    f"{LINE}], [{LINE}", f"{PLAIN} {PLAIN}", f"{PLAIN},{PLAIN}",
     LINE.replace('"id": ', '"id": "x'),
     LINE.replace(f'"id": {ROWS[30].id}', f'"id": "{ROWS[30].id}"'),
     LINE.replace(f'"id": {ROWS[30].id}', f'"id": {2**63}'),
@@ -540,6 +542,19 @@ def test_empty_file_of_parquet_is_refused(verify_by: Mode, tmp_path: Path) -> No
         last.with_name("2 é.parquet").write_bytes(b"")
         with pytest.raises(InputError, match=r"^parquet was .*(is empty|0 bytes)"):
             verify_by(ParquetSource(path=str(tmp_path / name)))
+
+
+def test_files_of_a_writer_are_no_rows_and_a_hidden_name_with_a_value_is_a_folder(
+    agreed: Callable[..., Report], tmp_path: Path
+) -> None:
+    write_layout("views", tmp_path, ROWS)
+    schema = pq.read_schema(tmp_path / "0.parquet")
+    pq.write_metadata(schema, tmp_path / "_common_metadata")
+    pq.write_metadata(schema, tmp_path / "_metadata")
+    (tmp_path / "_day=2").mkdir()
+    (tmp_path / "1.parquet").rename(tmp_path / "_day=2" / "1.parquet")
+    report = agreed(ParquetSource(path=str(tmp_path)), head=HEAD)
+    assert report.verdict is Verdict.COMPLETE
 
 
 def test_files_below_a_root_that_is_in_a_folder_of_a_chain_are_all_read(

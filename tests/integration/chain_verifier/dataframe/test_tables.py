@@ -57,8 +57,48 @@ def test_folder_of_which_spark_reads_a_part_is_refused(
     write(folder / left_out, 2)
     assert main(["verify", "--id", "seq", "--source", f"table:parquet:{folder}"]) == 2
     assert f"leaves out file://{folder / left_out}" in capsys.readouterr().err
-    assert main(["verify", "--id", "seq", "--source", f"table:parquet.`{folder}`"]) == 2
-    assert "parquet:PATH" in capsys.readouterr().err
+
+
+def test_folder_is_no_table_whatever_its_format_is_called(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "a.parquet", 1, 2)
+    for name in ("parquet", "`org.apache.spark.sql.parquet`"):
+        assert main(["verify", "--id", "seq", "--source", f"table:{name}.`{tmp_path}`"]) == 2
+        assert "parquet:PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"seq": 2}{"seq": 2}{"seq": 9}', '{"seq": 2} {"seq": 9}', '{"seq": 2},{"seq": 9}',
+        '{"seq": 2}]{"seq": 9}', '{"seq": 2} x', '{"seq": 2',
+    ],
+)  # fmt: skip
+def test_line_of_json_of_which_spark_reads_a_part_is_refused(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    (tmp_path / "a.json").write_text(f'{{"seq": 1}}\n{line}\n{{"seq": 3}}\n')
+    assert main(["verify", "--id", "seq", "--source", f"table:json:{tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert f"a line of file:{tmp_path}/a.json is not one JSON value" in error
+    assert error.count("\n") == 1
+
+
+def test_line_of_json_may_be_anything_that_spark_reads_to_its_end(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lines = (
+        '{"seq": 1, "x": {"y": ["}{", NaN]}}', '[{"seq": 2}, {"seq": 3}] ', "", " \t", "{'seq': 4}"
+    )  # fmt: skip
+    (tmp_path / "a.json").write_text("\r\n".join(lines))
+    assert main(["verify", "--id", "seq", "--source", f"table:json:{tmp_path}"]) == 0
+
+
+def test_summary_of_a_writer_is_not_missed(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 1, 2)
+    pq.write_metadata(pq.read_schema(tmp_path / "a.parquet"), tmp_path / "_metadata")
+    assert main(["verify", "--id", "seq", "--source", f"table:parquet:{tmp_path}"]) == 0
 
 
 def test_empty_file_is_refused(
