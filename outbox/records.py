@@ -28,10 +28,10 @@ topic, and even read it, cannot confirm what it has not received.
      [[message_id, kind, until_unix_ns, partition, offset, proof], ...],
      [[topic, partition, smallest unfinished offset], ...]]
 
-The id is 16 bytes. Kind 0: applied. Kind 1: parked for a retry, not to be resent before
-`until_unix_ns`. Partition and offset say where the consumer received the message; the proof (16
-bytes) shows that it did. Progress counts only together with a proven confirm. The record is on the
-destination's confirm topic, with the consumer's name as its key.
+The id is 16 bytes. Kind 0: applied. Kind 1: parked for a retry, or worked on, not to be resent
+before `until_unix_ns`. Partition and offset say where the consumer received the message; the proof
+(16 bytes) shows that it did. Progress counts only together with a proven confirm. The record is on
+the destination's confirm topic, with the consumer's name as its key.
 
 **A check record** asks a callback service to check messages later, as MessagePack:
 
@@ -124,7 +124,7 @@ class Confirm(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fie
     message_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
     kind: Annotated[int, Meta(ge=APPLIED, le=RETRYING)]
     until_unix_ns: _Int64
-    """When the retry falls due; 0 for `APPLIED`."""
+    """When the retry falls due, now if it is worked on; 0 for `APPLIED`."""
     partition: _Partition
     offset: _Int64
     proof: Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]

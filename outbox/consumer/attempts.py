@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -31,7 +31,7 @@ from outbox.consumer.inbox import (
 from outbox.records import APPLIED, RETRYING, Confirm, proof_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from chain_kernel.clients.postgres import Connection
@@ -51,6 +51,10 @@ PAUSES_SECONDS: Final = (0.05, 0.2, 0.8)
 connection, is tried again, which uses up no try. After these in a row it has failed: the others
 have had a second, and a lock that is held for longer, or a handler that always loses its
 connection, would keep a worker busy forever."""
+
+HEARD_SECONDS: Final = 60.0
+"""How often a consumer is heard of while a handler works: several times in the five minutes after
+which it counts as silent."""
 
 _INTERRUPTED_MAX: Final = 10_000
 """Parked messages whose interruptions are remembered: more than are worked on at once. The others
@@ -111,6 +115,30 @@ class Outcomes:
         """Log what failed and was not logged yet."""
         self._parked_ones.log()
         self._dead_ones.log()
+
+    # -- in hand ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_hand(self, deliveries: Sequence[Delivery]) -> Iterator[None]:
+        """Have their senders hear every `HEARD_SECONDS` that messages are being worked on.
+
+        They hear of a retry that falls due now: so nothing is resent meanwhile, and the progress
+        travels with it. One message of each topic is enough, also of those that wait in memory.
+        """
+        call_later = asyncio.get_running_loop().call_later
+
+        def report() -> None:
+            nonlocal timer
+            timer = call_later(HEARD_SECONDS, report)
+            held = *self.queues.ready, *reversed(deliveries)
+            for delivery in {each.topic: each for each in held}.values():
+                self._report(delivery, RETRYING, self.clock.wall_ns())
+
+        timer = call_later(HEARD_SECONDS, report)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     # -- applied ---------------------------------------------------------------------------------
 

@@ -279,7 +279,10 @@ class Consumer(ClosedAtExit):
             try:
                 async with asyncio.timeout(self._config.handler_seconds):
                     # Each of several messages may belong to a trace of its own.
-                    with following(attempt.deliveries[0].headers if most == 1 else {}):
+                    with (
+                        following(attempt.deliveries[0].headers if most == 1 else {}),
+                        attempt.outcomes.in_hand(attempt.deliveries),
+                    ):
                         await call(attempt)
             except BaseException as error:
                 # A mistake in the program is no message's fault: it costs none of them a try.

@@ -237,6 +237,11 @@ class KeyQueues(Generic[Item]):
         """Whether `take` may return something. It may still find that all must wait."""
         return bool(self._ready)
 
+    @property
+    def ready(self) -> Iterable[Item]:
+        """What `take` looks at next, in this order."""
+        return self._ready
+
     def add(self, items: Iterable[Item]) -> None:
         """Add `items` after all others."""
         for item in items:

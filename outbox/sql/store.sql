@@ -173,12 +173,13 @@ UPDATE outbox_pending AS pending
  WHERE pending.message_id = ANY (ARRAY[retrying.message_id]) AND pending.consumer = retrying.consumer
    AND pending.status = ANY($5::smallint[])
 
--- save_progress: how far consumers have come; their last report counts, even if it is lower
+-- save_progress: how far consumers have come; their last report counts, even if it is lower. One
+-- that says the same again is written once a minute, to show that the consumer lives.
 INSERT INTO outbox_progress AS progress (consumer, topic, "partition", "offset")
 SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::bigint[])
 ON CONFLICT (consumer, topic, "partition")
 DO UPDATE SET "offset" = EXCLUDED."offset", told_at = now()
- WHERE progress."offset" <> EXCLUDED."offset"
+ WHERE progress."offset" <> EXCLUDED."offset" OR progress.told_at < now() - interval '1 minute'
 
 -- progress: how far each consumer has come
 SELECT consumer, topic, "partition", "offset" FROM outbox_progress

@@ -15,7 +15,7 @@ import outbox.sender.message_sender
 from outbox import Destination, Message, Status, acts, draw_message_ids
 from outbox.errors import MessageError
 from outbox.message import check_message
-from outbox.records import APPLIED, Confirm, encode_confirms, proof_of, token_of
+from outbox.records import APPLIED, RETRYING, Confirm, encode_confirms, proof_of, token_of
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
 from outbox.sender.due_decisions import CLAIMS_MAX
 from outbox.sender.relay import Relay
@@ -249,6 +249,32 @@ async def test_misspelt_consumer_is_named_after_minutes(sender: Sender) -> None:
         )
         found = await acts.silent_consumers(operator)
         assert found == {"clearing": "nothing was ever heard of consumer misspelt"}
+
+
+async def test_consumer_that_reports_the_same_progress_again_is_not_silent(sender: Sender) -> None:
+    """As it does while a handler works on one message for long."""
+    clearing = await sender.set_up(resend_filter=True)
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    async with sender.relay() as relay:
+        first, second = await sender.store(2)
+        for each in (first, second):
+            await sender.until_status(each, Status.CONFIRMED)
+        await sender.confirm(clearing, first, progress=(1,))
+        await sender.until_counted(relay, consumed=1)
+        await sender.until_true("SELECT count(*) = 1 FROM outbox_progress")
+        for statement in (
+            "UPDATE outbox_pending SET sent_at = now() - interval '6 minutes'",
+            "UPDATE outbox_progress SET told_at = now() - interval '6 minutes'",
+            "UPDATE outbox_done SET finished_at = now() - interval '6 minutes'",
+        ):
+            await sender.admin.execute(statement)
+        assert "clearing" in await acts.silent_consumers(operator)
+        await sender.confirm(clearing, second, kind=RETRYING, progress=(1,))
+
+        async def is_heard_of() -> bool:
+            return await acts.silent_consumers(operator) == {}
+
+        await sender.until(is_heard_of)
 
 
 # ------------------------------------------------------------------------------- forged confirms

@@ -10,7 +10,7 @@ import pytest
 from outbox import Confirm, Progress, draw_message_ids
 from outbox.consumer import confirm_loop
 from outbox.consumer.confirm_loop import ConfirmSender
-from outbox.records import APPLIED
+from outbox.records import APPLIED, RETRYING
 from tests.deadlines import deadline
 
 from .rig import TOKEN, Rig, apply, apply_many
@@ -50,6 +50,32 @@ async def test_nothing_is_confirmed_as_applied_before_the_commit(rig: Rig) -> No
         await running
     assert [confirm.kind for confirm in confirms] != [APPLIED]
     assert await rig.effects() == {}
+
+
+async def test_consumer_is_heard_of_with_its_progress_while_a_handler_works(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox.consumer.attempts.HEARD_SECONDS", 0.05)
+    done, long = rig.message("done"), rig.message("long")
+    await rig.send(done, long)
+    is_heard = asyncio.Event()
+
+    async def handler(delivery: Delivery, connection: Any) -> None:
+        if delivery.message_id == long.message_id:
+            await is_heard.wait()
+            consumer.stop()
+        await apply(delivery, connection)
+
+    async with deadline(), rig.consumer() as consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        records = await rig.confirm_records(3)
+        is_heard.set()
+        await running
+    (first, *others) = [confirm for record in records for confirm in record.confirms]
+    assert (first.message_id, first.kind) == (done.message_id.bytes, APPLIED)
+    assert {(one.message_id, one.kind) for one in others} == {(long.message_id.bytes, RETRYING)}
+    assert Progress(rig.topic, 0, 1) in records[-1].progress
+    assert await rig.effects() == {"done": 1, "long": 1}
 
 
 async def test_confirms_of_a_batch_travel_together_with_the_progress(rig: Rig) -> None:
