@@ -119,10 +119,11 @@ def _rows(frame: DataFrame, names: dict[str, str | None]) -> DataFrame:
         )
         if role in ("id", "pid") and not is_whole:
             raise InputError(f"column {name}", kind.simpleString(), "a type of whole numbers")
+    # Without ANSI, a number that does not fit would be cast to another one.
     columns = {
         "key": column_of(names["key"]).cast("string"),
-        "id": column_of(names["id"]).cast("bigint"),
-        "pid": column_of(names["pid"]).cast("bigint"),
+        "id": column_of(names["id"]).try_cast("bigint"),
+        "pid": column_of(names["pid"]).try_cast("bigint"),
         _ORDER: column_of(names[_ORDER]),
     }
     rows = frame.select(*(column.alias(name) for name, column in columns.items()))

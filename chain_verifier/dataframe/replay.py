@@ -118,13 +118,14 @@ def replay(
     rows = rows.withColumn(_STORED, F.lit(None).cast("binary"))
     count = last_id = 0
     if states is not None:
-        states = _with_bytes(states)
+        # Without ANSI, a number that does not fit would be cast to another one.
+        states = _with_bytes(states).withColumn("id", F.col("id").try_cast("bigint"))
         count, last_id = _seen(states, until)
         # States that are stored meanwhile may be of rows after the heads, which are read later.
         rows = rows.unionByName(
             states.where(F.col("id") <= last_id).select(
                 F.coalesce(F.col("group").cast("string"), F.lit("")).alias(_GROUP),
-                F.col("id").cast("bigint"),
+                "id",
                 F.col("digest").alias(_STORED),
             ),
             allowMissingColumns=True,
@@ -138,7 +139,7 @@ def replay(
     return Replayed(in_order.mapInArrow(partial(_replay, fold, arrow), schema), count, last_id)
 
 
-_EXPECTED: Final = {"id": "a value in each row", "digest": "bytes, or hex as text, in each row"}
+_EXPECTED: Final = {"id": "a bigint in each row", "digest": "bytes, or hex as text, in each row"}
 
 
 def _with_bytes(states: DataFrame) -> DataFrame:
@@ -153,11 +154,10 @@ def _with_bytes(states: DataFrame) -> DataFrame:
 
 def _seen(states: DataFrame, until: int | None) -> tuple[int, int]:
     """Return how many states are stored, and after which id the last one. Raises InputError."""
-    place = F.col("id").cast("bigint")
-    is_asked = F.lit(True) if until is None else place <= until
+    is_asked = F.lit(True) if until is None else F.col("id") <= until
     (seen,) = states.agg(
         F.count_if(is_asked).alias("count"),
-        F.max(F.when(is_asked, place)).alias("last_id"),
+        F.max(F.when(is_asked, F.col("id"))).alias("last_id"),
         *(F.count_if(F.col(name).isNull()).alias(name) for name in _EXPECTED),
     ).collect()
     for name in _EXPECTED:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.errors import InputError
 from chain_verifier.dataframe import frame as module
+from chain_verifier.spark.own_session import own_session
 from orderchain.spark import verify_frame
 from tests.builders.topics import make_topics
 
@@ -67,6 +68,19 @@ def test_ids_that_count_are_checked_per_key(spark: SparkSession) -> None:
     }
     counts = {kind: count for kind, count in observed.get.items() if count}
     assert counts == {"findings": 5, "gap": 2, "out_of_order": 1, "duplicate": 1, "null": 1}
+
+
+def test_id_that_is_no_bigint_is_found_as_null_in_any_session(spark: SparkSession) -> None:
+    with own_session(spark) as callers:
+        callers.conf.set("spark.sql.ansi.enabled", "false")
+        rows = frame_of(callers, "seq, prev", "(1BD, 0BD)", "(2BD, 1BD)", f"({2**64 + 3}BD, 2BD)")
+        lacks = finding("null", columns=("seq",))
+        assert found_in(verify_frame(rows, id="seq")) == {lacks}
+        (found,) = verify_frame(rows, id="seq", pid="prev").collect()
+        assert (found["kind"], found["columns"], found["pid"]) == ("null", ["seq"], 2)
+        wide = rows.where("seq > 2").select("prev", "seq")
+        (found,) = verify_frame(wide, id="prev", pid="seq", start=None).collect()
+        assert (found["kind"], found["columns"], found["id"]) == ("null", ["seq"], 2)
 
 
 def test_row_without_a_place_is_named_and_is_there(spark: SparkSession) -> None:

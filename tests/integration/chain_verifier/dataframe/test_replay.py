@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 import orderchain.spark
 from chain_kernel.errors import InputError
 from chain_verifier.dataframe.fold import Fold, digest_of
+from chain_verifier.spark.own_session import own_session
 from tests.integration.chain_verifier.conftest import frame_of
 from tests.integration.chain_verifier.dataframe.books import (
     BOOKS,
@@ -99,6 +100,15 @@ def test_stored_digest_may_be_hex_and_no_other_type(spark: SparkSession, rows: D
         orderchain.spark.replay(rows, BOOKS, states=states.withColumn("digest", F.lit(7)))
     with pytest.raises(InputError, match="digest"):
         orderchain.spark.replay(rows, BOOKS, states=text.withColumn("digest", F.lit("no hex")))
+
+
+def test_stored_id_that_is_no_bigint_is_refused_in_any_session(spark: SparkSession) -> None:
+    with own_session(spark) as callers:
+        callers.conf.set("spark.sql.ansi.enabled", "false")
+        far = F.expr(f"CAST(id AS DECIMAL(38, 0)) + {2**64}BD")
+        states = stored(callers, {("sell", min(STRAIGHT["sell"])): b"x"}).withColumn("id", far)
+        with pytest.raises(InputError, match="column id of the states"):
+            orderchain.spark.replay(frame_of(callers, ROWS), BOOKS, states=states)
 
 
 def test_fold_over_columns_gives_the_same_states(rows: DataFrame) -> None:
