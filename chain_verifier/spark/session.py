@@ -434,11 +434,11 @@ def start_error(log: str, error: str, packages: str, environ: Mapping[str, str])
     """Return the error of a Spark that did not start, by what it and Java wrote into `log`.
 
     It names the variables of `environ` that reach Spark, and not their values, which may hold a
-    password.
+    password: Java repeats some of them.
     """
     if _UNRESOLVED in log:
         return ConnectError("spark.jars.packages", packages, "to be fetched once over the network")
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if line.strip() and _REPEATED not in line]
     said = next(filter(_IS_ERROR.search, lines), lines[-1] if lines else error)
     if "UnknownHostException" in log + error or "UnresolvedAddress" in log + error:
         expected = "a name with an address (in /etc/hosts), or SPARK_LOCAL_IP set to one"
@@ -452,6 +452,7 @@ def start_error(log: str, error: str, packages: str, environ: Mapping[str, str])
 
 
 _IS_ERROR: Final = re.compile(r"\b(?:[Ee]rror|ERROR|[Ii]nvalid|[Uu]nrecognized)\b|Exception\b")
+_REPEATED: Final = "Picked up "
 _IS_OF_JAVA: Final = ("UnsupportedClassVersionError", "java.lang.module.FindException", MODULE)
 _JAVA_OPTIONS: Final = frozenset(
     {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"}

@@ -30,7 +30,10 @@ def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None
     ("log", "environ", "field", "shown"),
     [
         (f"Error occurred\nModule {MODULE} not found\n\n", {}, "java", "Error occurred"),
-        ("Picked up\n", {"SPARK_CONF_DIR": "/x"}, "SPARK_CONF_DIR", "Picked up"),
+        ("gone\n", {"SPARK_CONF_DIR": "/x"}, "SPARK_CONF_DIR", "gone"),
+        ("Picked up JAVA_TOOL_OPTIONS: -Da=ERROR -Dpassword=SESAME\n"
+         "NOTE: Picked up JDK_JAVA_OPTIONS: -Da=Error -Dpassword=SESAME\n",
+         {"JAVA_TOOL_OPTIONS": "x"}, "JAVA_TOOL_OPTIONS", "exited"),
         ("NOTE\nUnrecognized option: -Xq\nby\n", {"_JAVA_OPTIONS": "-Xq"}, "_JAVA_OPTIONS",
          "Unrecognized option: -Xq"),
         ("java.net.UnknownHostException: h", {"SPARK_LOCAL_HOSTNAME": "h"}, "host name", "h"),
