@@ -101,7 +101,7 @@ def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource)
     if kind == "database":
         address = chain_address(database)
         return spark.read.jdbc(address.url, name, properties=dict(address.properties))
-    return open_files(spark, kind, name)
+    return open_files(spark, kind, name, text="group")
 
 
 def differences(

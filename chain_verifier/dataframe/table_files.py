@@ -2,42 +2,70 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
+from pyspark.sql.types import StringType, StructField, StructType
 
 from chain_verifier.config import literal_path
 from chain_verifier.spark.errors import SPARK_ERRORS, spark_reason
 from chain_verifier.spark.json_lines import is_one_value
-from chain_verifier.spark.listing import files_below, listed, require_read
+from chain_verifier.spark.listing import files_below, folder_columns, listed, require_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_LEAVING_OUT: Final = re.compile(
+    r"(ignoreCorruptFiles|ignoreMissingFiles|ignoreInvalidPartitionPaths)=true"
+    r"|mode=dropMalformed|(pathGlobFilter|modifiedBefore|modifiedAfter)=[^,\]]*",
+    re.IGNORECASE,
+)
+"""Options of a table by which Spark leaves rows of it out, without a word."""
+
+
 def open_table(spark: SparkSession, name: str) -> DataFrame:
-    """Return a table of the session's catalog. Raises OSError where there is none."""
+    """Return a table of the session's catalog.
+
+    Raises OSError where there is none, or rows of it are left out by its options, or may be as
+    those of JSON: what comes after the first value of a line.
+    """
     try:
         table = spark.table(name)
         table.schema  # noqa: B018 - over Connect, only this looks for the table
+        described = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     except SPARK_ERRORS as error:
         raise OSError(f"{spark_reason(error)}; files are named as parquet:PATH") from error
+    known = {row["col_name"]: row["data_type"] for row in described}
+    options = f"{known.get('Storage Properties')} {known.get('Table Properties')}"
+    if found := _LEAVING_OUT.search(options):
+        raise OSError(f"its option {found[0]} leaves rows out")
+    if str(known.get("Provider")).lower() == "json":
+        raise OSError("files of JSON are named as json:PATH: only so each line is read to its end")
     return table
 
 
-def open_files(spark: SparkSession, kind: str, path: str) -> DataFrame:
+def open_files(spark: SparkSession, kind: str, path: str, *, text: str | None) -> DataFrame:
     """Return the rows of a file, or of a folder with all that is below it.
+
+    Where folders `name=value` name the column `text`, it is text: 01 is not 1.
 
     Raises OSError where Spark would leave out a file, or a part of a line of JSON; and as Spark
     does for what it cannot open.
     """
     place = literal_path(path)
     found = spark.read.format(kind).load(place)
-    require_read(listed(spark, place, is_deep=False), files_below(spark, place))
+    listing = listed(spark, place, is_deep=False)
+    require_read(listing, files_below(spark, place))
     if kind == "json":
         _require_whole_lines(spark, place)
-    return found
+    if text is None or text not in folder_columns(listing):
+        return found
+    fields = {field.name: field.dataType for field in found.schema} | {text: StringType()}
+    schema = StructType([StructField(name, of) for name, of in fields.items()])
+    return spark.read.format(kind).schema(schema).load(place)
 
 
 def _require_whole_lines(spark: SparkSession, place: str) -> None:

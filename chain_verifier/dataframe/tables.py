@@ -118,7 +118,7 @@ def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
         expected = "a table that stays: by spark-submit, SPARK_REMOTE, or in a catalog of its own"
         raise SettingError("--findings-table", into, expected)
     try:
-        table = _opened(spark, check.name)
+        table = _opened(spark, check)
     except (PySparkException, Py4JError, OSError) as error:
         reason = str(error) if isinstance(error, OSError) else spark_reason(error)
         expected = f"a table that Spark finds ({reason})"
@@ -133,14 +133,14 @@ def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
             found.unpersist()
 
 
-def _opened(spark: SparkSession, name: str) -> DataFrame:
+def _opened(spark: SparkSession, check: TableCheck) -> DataFrame:
     """Open a table of the catalog, or files of a `FORMAT:PATH`."""
-    kind, colon, path = name.partition(":")
+    kind, colon, path = check.name.partition(":")
     if not colon:
-        return open_table(spark, name)
+        return open_table(spark, check.name)
     if kind not in _FILES or not path:
         raise OSError(f"of files, {', '.join(f'{each}:PATH' for each in _FILES)}")
-    return open_files(spark, kind, path)
+    return open_files(spark, kind, path, text=check.key)
 
 
 def _reported(

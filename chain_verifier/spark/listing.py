@@ -46,3 +46,8 @@ def listed(spark: SparkSession, path: str, *, is_deep: bool) -> DataFrame:
     """
     reader = spark.read.format("binaryFile").option("recursiveFileLookup", is_deep)
     return reader.load(path)
+
+
+def folder_columns(listing: DataFrame) -> list[str]:
+    """Return the columns that folders `name=value` have in a listing."""
+    return listing.columns[4:]  # after path, modificationTime, length and content

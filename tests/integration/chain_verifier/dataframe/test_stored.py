@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from chain_verifier.config import DatabaseSource
 from chain_verifier.dataframe.fold import digest_of
+from chain_verifier.dataframe.stored import read_states
+from chain_verifier.spark.own_session import own_session
 from chainctl.main import main
 from tests.builders.stored_chain import StoredChain
 from tests.integration.chain_verifier.dataframe.books import Book, side_of, start, step
@@ -156,6 +159,16 @@ def test_folder_of_states_of_which_spark_reads_a_part_is_refused(
         (tmp_path / place).write_text("\n".join(map(json.dumps, rows)))
     assert main([*VERIFY, "--states", f"json:{tmp_path}"]) == 2
     assert "Spark leaves out file:" in capsys.readouterr().err
+
+
+def test_folder_names_a_group_as_it_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    for group in ("01", "1"):
+        (tmp_path / f"group={group}").mkdir()
+        (tmp_path / f"group={group}" / "a.json").write_text('{"id": 1, "digest": "00"}')
+    database = DatabaseSource(database="postgresql://auditor@127.0.0.1:1/x")
+    with own_session(spark) as own:
+        states = read_states(own, f"json:{tmp_path}", database, CHAIN_ID).collect()
+    assert {row["group"] for row in states} == {"01", "1"}
 
 
 def test_chain_with_archived_rows_is_refused_in_one_line(

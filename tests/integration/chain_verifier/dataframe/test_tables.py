@@ -101,6 +101,44 @@ def test_summary_of_a_writer_is_not_missed(spark: SparkSession, tmp_path: Path) 
     assert main(["verify", "--id", "seq", "--source", f"table:parquet:{tmp_path}"]) == 0
 
 
+def test_names_of_folders_are_keys_as_they_are_written_and_places_by_their_number(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for account in ("01", "1"):
+        write(tmp_path / "keys" / f"acct={account}" / "a.parquet", 1, 2)
+    write(tmp_path / "places" / "hour=2" / "a.parquet", 1, 2)
+    write(tmp_path / "places" / "hour=10" / "a.parquet", 3)
+    checked = ("verify", "--id", "seq", "--source")
+    assert main([*checked, f"table:parquet:{tmp_path / 'keys'}", "--key", "acct"]) == 0
+    assert main([*checked, f"table:parquet:{tmp_path / 'places'}", "--order", "hour"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("parquet", "ignoreCorruptFiles 'true'", "ignoreCorruptFiles=true"),
+        ("parquet", "IGNOREMISSINGFILES 'true'", "IGNOREMISSINGFILES=true"),
+        ("parquet", "pathGlobFilter 'a*'", "pathGlobFilter=a*"),
+        ("orc", "modifiedAfter '2020-01-01T00:00:00'", "modifiedAfter="),
+        ("csv", "mode 'dropMalformed'", "mode=dropMalformed"),
+        ("json", "x 'y'", "json:PATH"),
+    ],
+)
+def test_table_whose_options_leave_rows_out_is_refused(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    kind: str, options: str, words: str,
+) -> None:  # fmt: skip
+    made = f"USING {kind} OPTIONS ({options}) LOCATION '{tmp_path}'"
+    spark.sql(f"CREATE TABLE leaving_out (seq BIGINT) {made}")
+    try:
+        assert main(["verify", "--id", "seq", "--source", "table:leaving_out"]) == 2
+    finally:
+        spark.sql("DROP TABLE leaving_out")
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
 def test_empty_file_is_refused(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
