@@ -126,6 +126,7 @@ class Outcomes:
         travels with it. One message of each topic is enough, also of those that wait in memory.
         """
         call_later = asyncio.get_running_loop().call_later
+        timer: asyncio.TimerHandle
 
         def report() -> None:
             nonlocal timer
