@@ -306,11 +306,11 @@ class _Joint:
             self._fail(error, getattr(error, "at", None))
             return
         for at, share in self._sound():
-            # Ends of transactions are records, too: a place may move without one to hand out.
-            if at in found or not found:
-                place = await self._consumer.position(at)
-                if place != share.places[at]:
-                    share.put(at, found.get(at, ()), place)
+            # Ends of transactions are records, too: a place may move without one to hand out, and
+            # one that stayed behind them would be before the log once they are deleted.
+            place = await self._consumer.position(at)
+            if place != share.places[at]:
+                share.put(at, found.get(at, ()), place)
         full = [at for at, share in self._sound() if share.is_full]
         self._consumer.pause(*full)
 

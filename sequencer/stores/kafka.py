@@ -41,7 +41,8 @@ _FETCH_MS: Final = 500
 """How long a fetch of the topic's end waits before it is repeated."""
 
 _APART_SECONDS: Final = 30.0
-"""How long a chain whose sends have failed keeps to a producer of its own."""
+"""How long a chain whose sends have failed keeps to a producer of its own, and how long one that is
+not used is kept."""
 
 _LOSS: Final = "receivers read what is lost there from the database, which takes longer"
 
@@ -66,6 +67,8 @@ class KafkaFrameSink:
         self._producer: AIOKafkaProducer | None = None
         self._is_checked = False  # since the last close
         self._apart_until = 0.0
+        self._alone_at = 0.0
+        """When its own producer was last used."""
         self._topic = ""
         self._warning: str | None = None
         self._partition = 0
@@ -118,6 +121,7 @@ class KafkaFrameSink:
         return size <= min(self._shared.bytes_max, self.frame_bytes_max)
 
     async def _send_alone(self, frames: Sequence[bytes], traceparents: Sequence[str]) -> None:
+        self._alone_at = asyncio.get_running_loop().time()
         try:
             # To open has a time of its own, which leaves some to find out why it failed.
             producer = self._producer or await self._open(self._tuning.publish_seconds)
@@ -131,8 +135,9 @@ class KafkaFrameSink:
     async def _send_shared(
         self, shared: SharedProducer, frames: Sequence[bytes], traceparents: Sequence[str]
     ) -> None:
-        if self._apart_until:  # it is well again
-            self._apart_until = 0.0
+        self._apart_until = 0.0  # it is well again
+        # One of its own was for that, or for large frames: a thousand chains would keep as many.
+        if asyncio.get_running_loop().time() - self._alone_at > _APART_SECONDS:
             await self._drop()
         producer = await shared.opened()
         if not self._is_checked:

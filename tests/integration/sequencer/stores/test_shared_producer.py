@@ -14,6 +14,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from chain_kernel.errors import OrderchainError, RetryError
 from local_stack import KafkaServer
 from sequencer.config import SequencerConfig, SequencerTuning
+from sequencer.stores import kafka
 from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.shared_producer import SharedProducer
 from tests.builders.topics import make_topics, records_of
@@ -134,3 +135,18 @@ async def test_chain_that_was_closed_starts_again_on_the_same_producer(chains: C
     await chains.sinks[0].send([b"again"])
     assert await chains.shared.opened() is producer
     assert (await records_of(chains.kafka, chains.topics[0]))[-1] == b"again"
+
+
+async def test_producer_of_its_own_for_large_frames_is_ended_when_it_is_not_used(
+    chains: Chains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand chains would keep as many, after a large batch of each."""
+    sink = chains.sinks[0]
+    await sink.send([b"x" * (chains.shared.bytes_max + 1)])
+    own = sink._producer
+    assert own is not None
+    await sink.send([b"small"])
+    assert sink._producer is own
+    monkeypatch.setattr(kafka, "_APART_SECONDS", 0.0)
+    await sink.send([b"small"])
+    assert sink._producer is None
