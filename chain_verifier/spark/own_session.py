@@ -98,6 +98,9 @@ def _leave(own: Any, spark: SparkSession) -> None:  # noqa: ANN401 - either kind
         # Its `stop` would also end a server that the caller has started in this process.
         own.client.release_session()
         own.client.close()
+        # The collector would close it again, and with it the threads that all sessions share
+        # (PySpark 4.0, `SparkSession.__del__`): a query of the caller would fail at any moment.
+        own.client.close = lambda: None
     else:
         # Making a frame from rows makes its session this thread's active one.
         spark.createDataFrame([], "id BIGINT")

@@ -30,14 +30,17 @@ ROWS = chain_of(random.Random(40), 60)
 MISSING = id_of(ROWS[33])
 
 CLIENT = """
+import gc
 import json
 import sys
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.client.reattach import ExecutePlanResponseReattachableIterator
 import orderchain.spark
 from chain_verifier.config import DatabaseSource, ParquetSource, TopicSource, VerifyRequest
 from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.dataframe.books import BOOKS
 
+gc.disable()  # what is left is found below
 url, chain_id, kafka, topic, folder, missing = sys.argv[1:]
 spark = SparkSession.builder.getOrCreate()
 spark.conf.set("spark.sql.shuffle.partitions", "3")
@@ -67,6 +70,13 @@ found = {
     "written": spark.read.json(folder + "/found/findings.json").count(),
     "settings_stay": dict(spark.conf.getAll) == settings,
 }
+# All sessions share it. It ended a query of this one when the collector found one of verify's.
+spark.range(1).collect()
+threads = ExecutePlanResponseReattachableIterator._release_thread_pool_instance
+gc.collect()
+found["threads_stay"] = (
+    ExecutePlanResponseReattachableIterator._release_thread_pool_instance is threads
+)
 print(json.dumps(found))
 """
 
@@ -108,6 +118,7 @@ def test_notebook_over_connect_reads_replays_and_verifies(
         "damaged": {"gap": 1, "lacking": 1},
         "written": 2,
         "settings_stay": True,
+        "threads_stay": True,
     }
 
     # As a command, on a chain that was damaged since.
