@@ -487,7 +487,11 @@ async def _acting(config: ConsumerConfig) -> AsyncIterator[AIOKafkaConsumer]:
         try:
             yield consumer
         except CommitFailedError as error:
-            expected = "one of which no process is running: stop it first"
+            # The driver's own timeout of a session (aiokafka 0.14).
+            expected = (
+                "one of which no process is running: stop it first (one that was killed, or whose "
+                "end the broker did not hear of, counts for 10 s)"
+            )
             raise SettingError("consumer", config.name, expected) from error
 
 

@@ -96,6 +96,15 @@ class Runbook:
         """Run a command of the page, for what a program reads of it."""
         return json.loads(self.run(beginning, *more, "--json", code=code, dry_run=dry_run).out)
 
+    def run_once(self, refusal: str, beginning: str) -> Done:
+        """Run a command of the page again for as long as it is refused like that."""
+        bound = Deadline()
+        words = self.words(beginning)
+        while refusal in (done := self._call(*words, settings=self.settings)).err:
+            assert bound.left() > 0, (words, done)
+        assert done.code == 0, (words, done)
+        return done
+
     def until(self, beginning: str, is_so: Callable[[Any], object]) -> Any:
         """Run a command of the page until it shows what is waited for, and return that.
 
