@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
-_URL_WITHIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.*", re.DOTALL)
+_URL_WITHIN: Final = re.compile(
+    r"(?<![A-Za-z0-9+.-])(?!(?:parquet|orc|json|table):)[A-Za-z][A-Za-z0-9+.-]*:/.*", re.DOTALL
+)
 
 _OTHER_NAMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
 """What Spark calls them."""
@@ -151,9 +153,11 @@ def checked_url(option: str, text: str) -> SplitResult:
     except ValueError:  # a slash in a password: then its beginning is where the port should be
         raise SettingError(option, hidden, "a URL that can be used") from None
     options = parse_qsl(parts.query, keep_blank_values=True)
-    has_port = ":" in parts.netloc and parts.scheme.lower() not in _WITH_PORTS
+    has_port = ":" in unquote(parts.netloc) and parts.scheme.lower() not in _WITH_PORTS
+    has_host = parts.netloc or parts.scheme.lower() == "file"  # with one slash there is none
+    before, _, _ = (parts.netloc if has_host else text.partition(":")[2]).rpartition("@")
     if (
-        ":" in unquote(parts.netloc.rpartition("@")[0])
+        ":" in unquote(before)
         or (has_port and "@" in f"{parts.path}{parts.query}{parts.fragment}")
         or any("@" in value or _SECRET.search(name) for name, value in options)
     ):

@@ -11,7 +11,7 @@ from chain_kernel.errors import SettingError
 from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest, require_sound
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.stored import read_states
-from chain_verifier.places import UrlPlace, checked_url, place_of
+from chain_verifier.places import UrlPlace, checked_url, place_of, require_no_password
 from chainctl.main import main
 
 WITH_PASSWORDS = [
@@ -24,6 +24,11 @@ WITH_PASSWORDS = [
     "s3://KEY:SES%ZZSESAME@bucket/x",
     "s3://KEY:SES SESAME@bucket/x",
     "s3://KEY%3ASESAME@bucket/x",
+    "s3://KEY%3ASES/SESAME@bucket/x",
+    "s3://KEY%3ASES?SESAME@bucket/x",
+    "s3a:/KEY:SESAME@bucket/x",
+    "s3a:/KEY%3ASES?SESAME@bucket/x",
+    "s3a:///KEY:SES/SESAME@bucket/x",
     "s3://KEY:SESAME@",
     "s3://KEY:SESAME@a[b",
     "s3://KEY:SESAME@bucket:99999/x",
@@ -98,5 +103,11 @@ def test_names_that_only_look_like_logins_are_places() -> None:
         assert isinstance(found, UrlPlace)
         assert str(found) == f"s3://bucket/{path}"
     assert str(place_of("place", "s3://a@bucket/x?region=eu")) == "s3://bucket/x"
-    for url in ("hdfs://nn:8020/user/a@b/x", "s3://bucket/x?monkey=1&keyspace=2&design=3"):
+    for path in ("parquet:/srv/a:b@c", "json:a:b@c", "orc:file:/srv/a:b@c"):
+        require_no_password("place", path)
+    for url in (
+        "hdfs://nn:8020/user/a@b/x",
+        "dbfs:/mnt/a@b/x",
+        "s3://bucket/x?monkey=1&keyspace=2&design=3",
+    ):
         assert checked_url("place", url).geturl() == url
