@@ -99,8 +99,8 @@ def replay(
     Spark keeps it, in RocksDB alone; the orders of a group in one micro-batch fit into memory.
 
     Raises AnalysisException for a fold whose outputs are no columns, SettingError for `states`
-    of a stream, InputError for a stored state without id or digest, or a digest that is neither
-    bytes nor hex as text.
+    of a stream and for a module that has changed since workers have it, InputError for a stored
+    state without id or digest, or a digest that is neither bytes nor hex as text.
     """
     ship(rows.sparkSession, *fold.modules)
     if until is not None:

@@ -16,13 +16,14 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from chain_kernel.errors import SettingError
 from chain_kernel.sql import schema_sql
 from chain_verifier.spark.own_session import is_connect
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from importlib.resources.abc import Traversable
 
     from pyspark.sql import SparkSession
@@ -33,15 +34,26 @@ _MADE: Final = (1980, 1, 1, 0, 0, 0)
 """One date for all files: the same code gives the same archive."""
 _PATH: Final = "PYTHONPATH"
 
+_SENT: Final[dict[tuple[str, str | None], str]] = {}
+"""The archive of each module that was sent, by its Spark; None: this package."""
+
 
 def ship(spark: SparkSession, *modules: str) -> None:
     """Send this package, and top-level `modules` of the caller, to the workers of `spark`.
 
     Does nothing where workers are processes of this machine, which import what the driver imports.
+    Raises SettingError for a module that has changed since it was sent: workers keep what they have
+    imported.
     """
-    if _is_remote(spark):
-        for path in _archives(modules):
-            spark.addArtifacts(path, pyfile=True)
+    if not _is_remote(spark):
+        return
+    own: Any = spark  # only a session over Connect has an id, and workers of its own
+    place: str = own.session_id if is_connect(spark) else own.sparkContext.applicationId
+    for module, path in zip((None, *modules), _archives(modules), strict=True):
+        if _SENT.setdefault((place, module), path) != path:
+            expected = "as it was when it was sent to the workers: its new code needs a new session"
+            raise SettingError("module", module, expected)
+        spark.addArtifacts(path, pyfile=True)
 
 
 @contextmanager
@@ -69,7 +81,7 @@ def _is_remote(spark: SparkSession) -> bool:
 
 
 def _archives(modules: tuple[str, ...]) -> list[str]:
-    return [str(_archive_of(names)) for names in (_PACKAGES, modules) if names]
+    return [_own_archive(), *(_archive_of([module]) for module in modules)]
 
 
 @cache
@@ -79,18 +91,23 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def _archive_of(modules: tuple[str, ...]) -> Path:
+def _own_archive() -> str:
+    # In a checkout, this one is elsewhere.
+    return _archive_of(_PACKAGES, {"chain_kernel/schema.sql": schema_sql().encode()})
+
+
+def _archive_of(modules: Sequence[str], more: Mapping[str, bytes] | None = None) -> str:
+    """Make an archive of modules as they are now, and `more` files; its name tells its content."""
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
         sources = dict(each for module in modules for each in _sources_of(module))
-        if modules == _PACKAGES:
-            sources["chain_kernel/schema.sql"] = schema_sql().encode()  # elsewhere, in a checkout
-        for name, content in sources.items():
+        for name, content in (sources | dict(more or {})).items():
             archive.writestr(zipfile.ZipInfo(name, _MADE), content)
     digest = hashlib.sha256(held.getvalue()).hexdigest()[:16]
     path = Path(_folder().name) / f"orderchain-{digest}.zip"
-    path.write_bytes(held.getvalue())
-    return path
+    if not path.exists():  # else a worker may be fetching it
+        path.write_bytes(held.getvalue())
+    return str(path)
 
 
 def _sources_of(module: str) -> list[tuple[str, bytes]]:

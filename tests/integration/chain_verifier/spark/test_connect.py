@@ -81,6 +81,50 @@ print(json.dumps(found))
 """
 
 
+EDITED = '''
+import importlib
+import sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+import orderchain.spark
+from chain_kernel.errors import SettingError
+
+sys.path.insert(0, sys.argv[1])
+FOLD = """
+from orderchain.spark import Fold
+
+def start(group):
+    return 0
+
+def step(state, orders):
+    return state + NUMBER, []
+
+FOLD = Fold(start=start, step=step, columns=("id",))
+"""
+
+def write(number):
+    Path(sys.argv[1], "edited_fold.py").write_text(FOLD.replace("NUMBER", number))
+
+def digest():
+    spark = SparkSession.builder.getOrCreate()
+    (state,) = orderchain.spark.replay(spark.range(1, 4), edited_fold.FOLD).states.collect()
+    return state["digest"]
+
+write("1")
+import edited_fold
+first = digest()
+assert digest() == first
+write("10")
+importlib.reload(edited_fold)
+try:
+    digest()
+except SettingError as error:
+    print(error)
+SparkSession.active().stop()
+assert digest() != first
+'''
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     with ConnectServer(tmp_path_factory.mktemp("connect"), "local[2]") as running:
@@ -139,3 +183,11 @@ def test_notebook_over_connect_reads_replays_and_verifies(
     nobody = run(server, *verify, "--master", "sc://127.0.0.1:1", **settings)
     assert nobody.code == 2, nobody
     assert "expected a server of Spark Connect that answers" in nobody.err
+
+
+def test_fold_whose_module_was_edited_is_not_run_as_it_was(
+    server: ConnectServer, tmp_path: Path
+) -> None:
+    done = run(server, "-c", EDITED, tmp_path)
+    assert done.code == 0, done.err[-4_000:]
+    assert "module was 'edited_fold', expected" in done.out
