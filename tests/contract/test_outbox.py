@@ -255,7 +255,7 @@ def test_destination_without_confirm_ends_with_the_brokers_word(rig: Rig) -> Non
 # -- failures ------------------------------------------------------------------------------------
 
 
-@pytest.mark.invariant("L3")
+@pytest.mark.guarantee("G16")
 def test_handler_that_fails_is_retried_to_the_limit_and_then_it_is_abnormal(rig: Rig) -> None:
     (bad,) = add_all(rig, "poison")
     good = add_all(rig, *NOTES)

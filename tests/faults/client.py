@@ -28,7 +28,7 @@ class Client:
     def note(self, worker: Worker) -> None:
         """Take over what `worker` said: an order once acknowledged never moves."""
         for key, order in worker.acked.items():
-            assert self.acked.setdefault(key, order) == order, "S4: another place for the same key"
+            assert self.acked.setdefault(key, order) == order, "G4: another place for the same key"
 
     async def catch_up(self, worker: Worker, dead: Worker) -> None:
         """Submit again what `dead` left open, and some that it had answered."""

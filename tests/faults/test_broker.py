@@ -119,7 +119,7 @@ async def test_broker_that_is_stopped_and_comes_back_lacks_nothing(
     await assert_whole(chain, 220)
 
 
-@pytest.mark.invariant("L1", "L5")
+@pytest.mark.guarantee("G14", "G18")
 async def test_broker_away_for_long_is_skipped_on_record_up_to_the_head(
     opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
@@ -326,7 +326,7 @@ async def test_broker_that_takes_a_trial_record_and_never_acknowledges_it_is_nam
         assert "the broker took a record and has not acknowledged it after 0.5 s" in str(why)
 
 
-@pytest.mark.invariant("L4")
+@pytest.mark.guarantee("G17")
 async def test_frozen_broker_makes_no_submit_wait(
     opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:
@@ -341,7 +341,7 @@ async def test_frozen_broker_makes_no_submit_wait(
     await assert_whole(chain, 220)
 
 
-@pytest.mark.invariant("L4")
+@pytest.mark.guarantee("G17")
 async def test_stop_while_the_broker_is_frozen_ends_in_time_and_a_restart_publishes(
     opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer
 ) -> None:

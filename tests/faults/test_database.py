@@ -66,7 +66,7 @@ async def test_lost_answer_to_commit_gets_the_right_answer_and_one_row(
     await inspect_topic(chain)
 
 
-@pytest.mark.invariant("S7", "S9")
+@pytest.mark.guarantee("G7", "G9")
 async def test_commit_that_is_still_under_way_never_lands_behind_the_take_over(
     make_chain: MakeChain, postgres_server: PostgresServer
 ) -> None:
@@ -130,7 +130,7 @@ async def test_skip_asked_for_during_a_take_over_again_is_not_fenced_by_it(
     ]
 
 
-@pytest.mark.invariant("S9")
+@pytest.mark.guarantee("G9")
 async def test_answer_to_commit_held_beyond_the_deadline_is_read_back(
     make_chain: MakeChain, postgres_server: PostgresServer
 ) -> None:

@@ -130,7 +130,7 @@ async def standby(
         yield server
 
 
-@pytest.mark.invariant("S3")
+@pytest.mark.guarantee("G3")
 async def test_commit_whose_wait_was_cancelled_is_acknowledged_once_the_standby_has_it(
     chain_on_breakable_postgres: MakeChain, settings: Settings, standby: PostgresServer
 ) -> None:
@@ -213,7 +213,7 @@ async def test_leader_whose_database_becomes_unsafe_stops_and_says_so(
         await open_sequencer(chain.config).__aenter__()
 
 
-@pytest.mark.invariant("S5")
+@pytest.mark.guarantee("G5")
 @pytest.mark.parametrize("ended", [CANCELLED, TERMINATED], ids=["cancelled", "terminated"])
 async def test_checkpoint_whose_wait_for_a_standby_is_ended_is_stored_only_once_it_has_it(
     chain_on_breakable_postgres: MakeChain,

@@ -41,7 +41,7 @@ async def until_looking(chain: Chain) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.invariant("S3")
+@pytest.mark.guarantee("G3")
 async def test_killed_leader_is_followed_by_the_hot_standby(
     make_chain: MakeChain, start_worker: StartWorker, seeded: random.Random
 ) -> None:
@@ -83,7 +83,7 @@ async def test_leader_that_stops_in_order_hands_over_at_once_and_loses_nothing(
     await inspect_topic(chain)
 
 
-@pytest.mark.invariant("S7")
+@pytest.mark.guarantee("G7")
 async def test_zombie_in_mid_copy_is_refused_and_says_so(
     make_chain: MakeChain,
     start_worker: StartWorker,
@@ -122,7 +122,7 @@ async def test_zombie_in_mid_copy_is_refused_and_says_so(
     assert [row["epoch"] for row in epochs] == [leads.epoch - 1, leads.epoch]
 
 
-@pytest.mark.invariant("S7")
+@pytest.mark.guarantee("G7")
 async def test_idle_zombie_learns_it(make_chain: MakeChain, start_worker: StartWorker) -> None:
     chain = await make_chain()
     zombie, standby = await start_pair(chain, start_worker)
@@ -181,7 +181,7 @@ async def test_leader_whose_database_was_away_for_longer_than_a_lease_goes_on(
     assert [row.key for row in await inspect(chain)] == ["after", "last"]
 
 
-@pytest.mark.invariant("S1", "S7")
+@pytest.mark.guarantee("G1", "G7")
 @pytest.mark.parametrize(
     "rounds", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 )

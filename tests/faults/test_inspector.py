@@ -84,7 +84,7 @@ async def test_inspector_passes_a_chain_that_is_whole(make_chain: MakeChain) -> 
     assert len(rows) == 20
 
 
-@pytest.mark.invariant("S1", "S13")
+@pytest.mark.guarantee("G1", "G13")
 @pytest.mark.parametrize("what", BREAKS)
 async def test_inspector_finds_tampering(make_chain: MakeChain, what: str) -> None:
     chain, acked = await make_twenty_rows(make_chain)
@@ -107,5 +107,5 @@ async def test_inspector_finds_a_foreign_frame(make_chain: MakeChain) -> None:
     foreign = record[:-1] + bytes([record[-1] ^ 1])
     async with AIOKafkaProducer(bootstrap_servers=chain.config.kafka) as producer:
         await producer.send_and_wait(chain.topic, foreign)
-    with pytest.raises(AssertionError, match="S2"):
+    with pytest.raises(AssertionError, match="G2"):
         await inspect_topic(chain)

@@ -18,7 +18,7 @@ from .processes import Worker
 from .proxy import Proxy, is_commit, is_produce, postgres_requests
 
 
-@pytest.mark.invariant("S1", "S2", "S3", "S4")
+@pytest.mark.guarantee("G1", "G2", "G3", "G4")
 @pytest.mark.parametrize(
     "rounds", [3, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
@@ -58,7 +58,7 @@ async def finish(
     assert {row.key for row in rows} == client.acked.keys()
 
 
-@pytest.mark.invariant("S2", "L1")
+@pytest.mark.guarantee("G2", "G14")
 async def test_kill_between_commit_and_send_is_published_by_the_next_one(
     make_chain: MakeChain,
     start_worker: StartWorker,

@@ -43,7 +43,7 @@ def named(story: Story) -> str:
     return story.__name__.replace("_", " ")
 
 
-@pytest.mark.invariant("S1", "S3", "S4", "S5", "S7", "L1", "L2", "L4")
+@pytest.mark.guarantee("G1", "G3", "G4", "G5", "G7", "G14", "G15", "G17")
 @pytest.mark.parametrize(
     ("story", "rounds"),
     [
@@ -70,7 +70,7 @@ async def test_pair_of_faults_loses_repeats_and_reorders_nothing_and_is_led_agai
             await live(Round(chain, postgres_to_break, kafka_to_break, seeded), story, total)
 
 
-@pytest.mark.invariant("S3", "S5", "L1", "L2")
+@pytest.mark.guarantee("G3", "G5", "G14", "G15")
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("story", [pytest.param(story, id=named(story)) for story in THREE_BROKERS])
@@ -90,7 +90,7 @@ async def test_brokers_of_a_cluster_killed_with_the_leader_lose_nothing(
             await asyncio.to_thread(three_brokers.start)
 
 
-@pytest.mark.invariant("S3", "S4", "S5", "L1", "L2")
+@pytest.mark.guarantee("G3", "G4", "G5", "G14", "G15")
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("story", [pytest.param(story, id=named(story)) for story in SPLIT])

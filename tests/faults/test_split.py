@@ -61,7 +61,7 @@ async def hand_over(leader: Worker, standby: Worker) -> None:
     await standby.until_leading()
 
 
-@pytest.mark.invariant("S3", "S4", "L2")
+@pytest.mark.guarantee("G3", "G4", "G15")
 async def test_key_acknowledged_after_a_fail_over_has_one_row_once_the_old_primary_thaws(
     chain_on_server_pair: MakeChain, server_pair: ServerPair, start_worker: StartWorker
 ) -> None:
@@ -86,7 +86,7 @@ async def test_key_acknowledged_after_a_fail_over_has_one_row_once_the_old_prima
     await require_whole(chain)
 
 
-@pytest.mark.invariant("S3", "S4", "L2")
+@pytest.mark.guarantee("G3", "G4", "G15")
 async def test_key_that_only_the_old_primary_has_is_acknowledged_with_a_row_of_the_chain(
     chain_on_server_pair: MakeChain, server_pair: ServerPair, start_worker: StartWorker
 ) -> None:
@@ -120,7 +120,7 @@ async def test_key_that_only_the_old_primary_has_is_acknowledged_with_a_row_of_t
     await require_whole(chain)
 
 
-@pytest.mark.invariant("S3", "S4", "L2")
+@pytest.mark.guarantee("G3", "G4", "G15")
 async def test_chains_that_share_sessions_keep_their_keys_once_the_old_primary_thaws(
     chain_on_server_pair: MakeChain, server_pair: ServerPair, kafka_server: KafkaServer
 ) -> None:

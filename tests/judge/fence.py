@@ -19,10 +19,10 @@ class Fence(Model):
     """
 
     RULES: ClassVar[tuple[str, ...]] = (
-        "S7 next epoch", "S7 head of a term", "S7 fence", "S1 parent", "S1 linked", "S1 head",
-        "S13 seal", "S13 time", "S4 one row a key", "S9 said not to be", "S3 not replicated",
-        "S3 acknowledged before committed", "S4 one place a key", "S4 conflict",
-        "S4 too old, not below", "S4 too old within the window", "S9 reported that it was not",
+        "G7 next epoch", "G7 head of a term", "G7 fence", "G1 parent", "G1 linked", "G1 head",
+        "G13 seal", "G13 time", "G4 one row a key", "G9 said not to be", "G3 not replicated",
+        "G3 acknowledged before committed", "G4 one place a key", "G4 conflict",
+        "G4 too old, not below", "G4 too old within the window", "G9 reported that it was not",
     )  # fmt: skip
 
     def __init__(self, genesis: bytes, without: str = "", *, checks_seals: bool = True) -> None:
@@ -40,22 +40,22 @@ class Fence(Model):
         self._checks_seals = checks_seals
 
     def term(self, epoch: int, after_id: int) -> None:
-        self.rule("S7 next epoch", epoch == self.epoch + 1, epoch, self.epoch)
-        self.rule("S7 head of a term", after_id == self.head, epoch, after_id, self.head)
+        self.rule("G7 next epoch", epoch == self.epoch + 1, epoch, self.epoch)
+        self.rule("G7 head of a term", after_id == self.head, epoch, after_id, self.head)
         self.epoch = epoch
 
     def batch(self, epoch: int, at_us: int, seal: bytes, rows: Sequence[Row]) -> None:
         pids = [rows[0][1], *(row[0] for row in rows)]
-        self.rule("S1 parent", rows[0][1] == self.head, rows[0][1], self.head)
+        self.rule("G1 parent", rows[0][1] == self.head, rows[0][1], self.head)
         is_linked = all(row[1] == pid < row[0] for row, pid in zip(rows, pids, strict=False))
-        self.rule("S1 linked", is_linked, rows[0][0])
-        self.rule("S7 fence", epoch == self.epoch, f"batch of epoch {epoch} in {self.epoch}")
-        self.rule("S13 time", at_us >= self.at_us, at_us, self.at_us)
+        self.rule("G1 linked", is_linked, rows[0][0])
+        self.rule("G7 fence", epoch == self.epoch, f"batch of epoch {epoch} in {self.epoch}")
+        self.rule("G13 time", at_us >= self.at_us, at_us, self.at_us)
         if self._checks_seals:
-            self.rule("S13 seal", seal == next_seal(self.seal, epoch, at_us, rows), rows[-1][0])
+            self.rule("G13 seal", seal == next_seal(self.seal, epoch, at_us, rows), rows[-1][0])
         for row in rows:
-            self.rule("S4 one row a key", row[2] not in self.place, row)
-            self.rule("S9 said not to be", self.may_commit(row[2]), row[2], row[0])
+            self.rule("G4 one row a key", row[2] not in self.place, row)
+            self.rule("G9 said not to be", self.may_commit(row[2]), row[2], row[0])
             self.place[row[2]] = len(self.rows)
             self.rows.append(row)
             self.epochs.append(epoch)
@@ -63,7 +63,7 @@ class Fence(Model):
 
     def stored_head(self, *head: object) -> None:
         """Take note of the head's own row: id, seal and epoch."""
-        self.rule("S1 head", head == (self.head, self.seal, self.epoch), head[0], self.head)
+        self.rule("G1 head", head == (self.head, self.seal, self.epoch), head[0], self.head)
 
     def durable(self, until_id: int) -> None:
         """Say how far the synchronous standby has come."""
@@ -85,41 +85,41 @@ class Fence(Model):
         for key in keys:
             is_sure = not self.may_commit(key)
             is_not = key not in self.place
-            self.rule("S9 reported that it was not", is_not or not is_sure, key, said)
+            self.rule("G9 reported that it was not", is_not or not is_sure, key, said)
 
     def answered(self, key: str, payload: bytes, row_id: int, pid: int) -> None:
         self._open[key] -= 1
         self._in_doubt.add(key)
         at = self.place.get(key)
-        self.rule("S3 acknowledged before committed", at is not None, key, row_id)
+        self.rule("G3 acknowledged before committed", at is not None, key, row_id)
         if at is not None:
             row = self.rows[at]
             same = (row[0], row[1], row[4]) == (row_id, pid, payload)
-            self.rule("S4 one place a key", same, key, (row_id, pid), row)
-        self.rule("S3 not replicated", row_id <= self.replicated, key, row_id, self.replicated)
+            self.rule("G4 one place a key", same, key, (row_id, pid), row)
+        self.rule("G3 not replicated", row_id <= self.replicated, key, row_id, self.replicated)
         self.told[key] = row_id
 
     def conflict(self, key: str, payload: bytes, named_id: int) -> None:
         """Take note of a refusal: the key has another content, in the row that is named."""
         row = self.rows[self.place[key]] if key in self.place else None
         is_right = row is not None and row[0] == named_id and row[4] != payload
-        self.rule("S4 conflict", is_right, key, named_id, row)
+        self.rule("G4 conflict", is_right, key, named_id, row)
 
     def too_old(self, key: str, number: int, highest: int, window_rows: int) -> None:
-        self.rule("S4 too old, not below", number < highest, key, highest)
+        self.rule("G4 too old, not below", number < highest, key, highest)
         if (at := self.place.get(key)) is not None:
             is_past = len(self.rows) - 1 - at >= window_rows
-            self.rule("S4 too old within the window", is_past, key, self.rows[at][0])
+            self.rule("G4 too old within the window", is_past, key, self.rows[at][0])
 
     def may_commit(self, key: str) -> bool:
         return self._open[key] > 0 or key in self._in_doubt
 
     def promises(self) -> Iterator[tuple[str, bool]]:
         ids = [0, *(row[0] for row in self.rows)]
-        yield "S1", [row[1] for row in self.rows] == ids[:-1] and ids == sorted(set(ids))
-        yield "S3", all(key in self.place and told in ids for key, told in self.told.items())
+        yield "G1", [row[1] for row in self.rows] == ids[:-1] and ids == sorted(set(ids))
+        yield "G3", all(key in self.place and told in ids for key, told in self.told.items())
         yield (
-            "S4",
+            "G4",
             len({row[2] for row in self.rows}) == len(self.rows)
             and all(
                 self.rows[self.place[key]][0] == told
@@ -127,4 +127,4 @@ class Fence(Model):
                 if key in self.place
             ),
         )
-        yield "S7", self.epochs == sorted(self.epochs)
+        yield "G7", self.epochs == sorted(self.epochs)

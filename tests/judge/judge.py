@@ -33,7 +33,7 @@ class Judge:
     ) -> None:
         first = genesis(database_id, chain_id)
         self.fence = Fence(first)
-        self.publish = Publish(first, "S2 seal of a frame" if has_wrong_frames else "")
+        self.publish = Publish(first, "G2 seal of a frame" if has_wrong_frames else "")
         self.receive, self.effects = Receive(first), Effects()
         self.models = (self.fence, self.publish, self.receive, self.effects)
         self.log: list[tuple[Any, ...]] | None = [] if keeps else None

@@ -40,7 +40,7 @@ class Publish(Model):
     """The topic: frames of committed rows, and heartbeats of a head that was there."""
 
     RULES: ClassVar[tuple[str, ...]] = (
-        "S2 frame before its commit", "S2 heartbeat", "S2 publisher", "S2 seal of a frame",
+        "G2 frame before its commit", "G2 heartbeat", "G2 publisher", "G2 seal of a frame",
     )  # fmt: skip
 
     def __init__(self, genesis: bytes, without: str = "") -> None:
@@ -56,18 +56,18 @@ class Publish(Model):
         frame = read_frame(record)
         if frame is None:
             return
-        self.rule("S2 publisher", frame.epoch <= frame.publisher_epoch, frame.head)
+        self.rule("G2 publisher", frame.epoch <= frame.publisher_epoch, frame.head)
         if not frame.rows:
             is_seal = self.chain.seals.get(frame.head) == frame.seal_before
-            self.rule("S2 heartbeat", is_seal, frame.head)
+            self.rule("G2 heartbeat", is_seal, frame.head)
             return
         rows = self.chain.behind(frame.rows[0][1], len(frame.rows))
-        self.rule("S2 frame before its commit", frame.rows == rows, frame.rows[0][0])
+        self.rule("G2 frame before its commit", frame.rows == rows, frame.rows[0][0])
         if frame.seal_after is not None:
             before = self.chain.before.get(frame.head)
             expected = (self.chain.seals.get(before or 0), self.chain.seals.get(frame.head))
             is_seal = (frame.seal_before, frame.seal_after) == expected
-            self.rule("S2 seal of a frame", is_seal, frame.head)
+            self.rule("G2 seal of a frame", is_seal, frame.head)
         self.published.append(frame.rows)
 
     def skips(self, on_record: Sequence[tuple[int, int]]) -> None:
@@ -79,8 +79,8 @@ class Publish(Model):
             if row_id not in published
             and not any(after < row_id <= until for after, until in on_record)
         ]
-        self.rule("L1 published or on record", not missing, missing[:5])
+        self.rule("G14 published or on record", not missing, missing[:5])
 
     def promises(self) -> Iterator[tuple[str, bool]]:
         known = set(self.chain.rows)
-        yield "S2", all(row in known for rows in self.published for row in rows)
+        yield "G2", all(row in known for rows in self.published for row in rows)

@@ -18,8 +18,8 @@ class Receive(Model):
     """Receivers by the names of their processes: each hands on what follows what it had."""
 
     RULES: ClassVar[tuple[str, ...]] = (
-        "S5 order of delivery", "S2 delivered before committed", "S11 end of run",
-        "S13 seal of run",
+        "G5 order of delivery", "G2 delivered before committed", "G11 end of run",
+        "G13 seal of run",
     )  # fmt: skip
 
     def __init__(self, genesis: bytes, without: str = "") -> None:
@@ -42,28 +42,28 @@ class Receive(Model):
         first_pid, (last_id, batch_last_id, seal) = rows[0][1], end
         head = self.heads.get(name, first_pid)
         self.rule(
-            "S5 order of delivery", first_pid == head, f"{name} was at {head}, then {first_pid}"
+            "G5 order of delivery", first_pid == head, f"{name} was at {head}, then {first_pid}"
         )
         committed = self.chain.behind(first_pid, len(rows))
-        self.rule("S2 delivered before committed", rows == committed, name, first_pid)
-        self.rule("S11 end of run", rows[-1][0] == last_id, name, end)
-        self.rule("S13 seal of run", self.chain.seals.get(batch_last_id) == seal, name, end)
+        self.rule("G2 delivered before committed", rows == committed, name, first_pid)
+        self.rule("G11 end of run", rows[-1][0] == last_id, name, end)
+        self.rule("G13 seal of run", self.chain.seals.get(batch_last_id) == seal, name, end)
         self.heads[name] = last_id
         self.handed_on.setdefault(name, []).extend(rows)
 
     def promises(self) -> Iterator[tuple[str, bool]]:
         parts = list(self.handed_on.values())
         yield (
-            "S5",
+            "G5",
             all(row[1] == before[0] for rows in parts for before, row in pairwise(rows)),
         )
-        yield "S2", all(row in self.chain.rows for rows in parts for row in rows)
+        yield "G2", all(row in self.chain.rows for rows in parts for row in rows)
 
 
 class Effects(Model):
     """Handlers by their names: effects are the chain from its beginning, across restarts."""
 
-    RULES: ClassVar[tuple[str, ...]] = ("S5 effects are a prefix", "S5 hole in the journal")
+    RULES: ClassVar[tuple[str, ...]] = ("G5 effects are a prefix", "G5 hole in the journal")
 
     def __init__(self, without: str = "") -> None:
         super().__init__(without)
@@ -80,15 +80,15 @@ class Effects(Model):
         """Take note of a run that a journal is about to get, of which it may have a part."""
         done = self.done.get(name, 0)
         head = self.rows[done - 1][0] if done else 0
-        self.rule("S5 hole in the journal", first_pid <= head, name, first_pid, head)
+        self.rule("G5 hole in the journal", first_pid <= head, name, first_pid, head)
 
     def effect(self, name: str, rows: Sequence[Row]) -> None:
         done = self.done.get(name, 0)
         expected = self.rows[done : done + len(rows)]
         shown = f"{name}: {[row[0] for row in rows]} at place {done}"
-        self.rule("S5 effects are a prefix", list(rows) == expected, shown)
+        self.rule("G5 effects are a prefix", list(rows) == expected, shown)
         self.done[name] = done + len(rows)
         self.effects.setdefault(name, []).extend(rows)
 
     def promises(self) -> Iterator[tuple[str, bool]]:
-        yield "S5", all(rows == self.rows[: len(rows)] for rows in self.effects.values())
+        yield "G5", all(rows == self.rows[: len(rows)] for rows in self.effects.values())

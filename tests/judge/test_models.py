@@ -97,14 +97,14 @@ def test_whatever_a_model_lets_happen_keeps_what_it_promises(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("fence", "S7 fence"),
-        ("fence", "S1 parent"),
-        ("fence", "S4 one row a key"),
-        ("fence", "S4 one place a key"),
-        ("fence", "S3 acknowledged before committed"),
-        ("receive", "S5 order of delivery"),
-        ("receive", "S2 delivered before committed"),
-        ("effects", "S5 effects are a prefix"),
+        ("fence", "G7 fence"),
+        ("fence", "G1 parent"),
+        ("fence", "G4 one row a key"),
+        ("fence", "G4 one place a key"),
+        ("fence", "G3 acknowledged before committed"),
+        ("receive", "G5 order of delivery"),
+        ("receive", "G2 delivered before committed"),
+        ("effects", "G5 effects are a prefix"),
     ],
 )
 def test_variant_without_a_rule_breaks_its_guarantee(name: str, rule: str) -> None:
@@ -171,16 +171,16 @@ def early(log: list[Seen], what: str) -> list[Seen]:
 @pytest.mark.parametrize(
     ("spoil", "what", "guarantee"),
     [
-        (again, "term", "S7"),
-        (again, "batch", "S1"),
-        (forged, "batch", "S13"),
-        (early, "frame", "S2"),
-        (again, "run", "S5"),
-        (forged, "run", "S2"),
-        (again, "effect", "S5"),
-        (forged, "effect", "S5"),
-        (early, "answered", "S3"),
-        (early, "conflict", "S4"),
+        (again, "term", "G7"),
+        (again, "batch", "G1"),
+        (forged, "batch", "G13"),
+        (early, "frame", "G2"),
+        (again, "run", "G5"),
+        (forged, "run", "G2"),
+        (again, "effect", "G5"),
+        (forged, "effect", "G5"),
+        (early, "answered", "G3"),
+        (early, "conflict", "G4"),
     ],
 )
 def test_log_that_diverges_is_refused_by_its_guarantee(
@@ -194,6 +194,6 @@ def test_log_that_diverges_is_refused_by_its_guarantee(
 def test_log_that_asks_some_rules_nothing_is_found_out() -> None:
     thin = judged(seen for seen in log_of_a_world()[1] if seen[0] in ("term", "asked", "batch"))
     missing = uncovered(*thin.models)
-    assert "S3 acknowledged before committed" in missing
-    assert "S2 frame before its commit" in missing
-    assert "S1 parent" not in missing
+    assert "G3 acknowledged before committed" in missing
+    assert "G2 frame before its commit" in missing
+    assert "G1 parent" not in missing

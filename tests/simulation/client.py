@@ -160,7 +160,7 @@ class Client:
         await asyncio.wait([asking], timeout=ANSWER_SECONDS)
         while is_patient and not asking.done() and not leader.process.is_dead:
             waited = 0.0 if leader.process.is_paused else waited + ANSWER_SECONDS
-            self.world.judge.require(waited <= CALL_SECONDS, "L4 a caller waits", orders[0].key)
+            self.world.judge.require(waited <= CALL_SECONDS, "G17 a caller waits", orders[0].key)
             await asyncio.wait([asking], timeout=ANSWER_SECONDS)
         asking.cancel()
         (answer,) = await asyncio.gather(asking, return_exceptions=True)

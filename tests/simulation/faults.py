@@ -193,7 +193,7 @@ def _require_end(world: World, leader: Leader, name: str, looks: int) -> None:
     if looks:
         world.loop.call_later(1.0, _require_end, world, leader, name, looks)
     else:
-        world.fail(f"L4 {leader.process.name} goes on without its {name}")
+        world.fail(f"G17 {leader.process.name} goes on without its {name}")
 
 
 FAULTS = (

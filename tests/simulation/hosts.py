@@ -164,7 +164,7 @@ class SequencerHost(Program):
             await asyncio.sleep(world.random.uniform(0.05, 0.5))
 
     def _require_patience(self, process: Process, error: Exception) -> None:
-        """L2: between take-over and open it ends by what another leader does, or by an outage."""
+        """G15: between take-over and open it ends by what another leader does, or by an outage."""
         is_ours = self.process is process and not (process.is_dead or self.is_stopping)
         start = self._starts.get(process.name)
         if not is_ours or start is None or start.took_over_at is None:

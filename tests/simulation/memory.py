@@ -1,4 +1,4 @@
-"""L5: what the programs of a world keep in memory stays within its bounds, whatever is away."""
+"""G18: what the programs of a world keep in memory stays within its bounds, whatever is away."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MemoryWatch:
         self._require(sights <= plan.core_bounds, "sights of the head", sights)
 
     def _require(self, holds: bool, *shown: object) -> None:
-        self._world.judge.require(holds, "L5 memory", *shown)
+        self._world.judge.require(holds, "G18 memory", *shown)
 
 
 @contextmanager

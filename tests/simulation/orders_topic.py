@@ -121,28 +121,28 @@ class OrdersTopic:
 
     def _check_settled(self, chain: CommittedChain, partition: int) -> None:
         require, position = self._judge.require, _position(chain.intake, partition)
-        require(position >= self._settled[partition], "S4 intake went back", partition, position)
+        require(position >= self._settled[partition], "G4 intake went back", partition, position)
         for offset in range(self._settled[partition], position):
             kind, key = self._kinds.get((partition, offset), ("marker", ""))
             is_rejected = (source_of(TOPIC, partition), offset) in chain.rejects
             is_row = key in self._judge.fence.place
             shown = f"{kind} {key} at {partition}/{offset}"
             if kind == "new":
-                require(is_row and not is_rejected, "S4 intake passed by an order", shown)
+                require(is_row and not is_rejected, "G4 intake passed by an order", shown)
             elif kind == "repeat":
-                require(is_row, "S4 intake passed by a repeat", shown)
+                require(is_row, "G4 intake passed by a repeat", shown)
             elif kind != "marker":
-                require(is_rejected, "S4 intake without a reject", shown)
+                require(is_rejected, "G4 intake without a reject", shown)
         self._settled[partition] = position
 
     def _check_row(self, chain: CommittedChain, key: str, payload: bytes) -> None:
         (partition, offset), value = self._new[key]
         require = self._judge.require
-        require(payload == value, "S4 intake took another order", key)
+        require(payload == value, "G4 intake took another order", key)
         require(
-            offset < _position(chain.intake, partition), "S4 intake: row without its offset", key
+            offset < _position(chain.intake, partition), "G4 intake: row without its offset", key
         )
-        require(offset > self._last_row[partition], "S4 intake out of order", key)
+        require(offset > self._last_row[partition], "G4 intake out of order", key)
         self._last_row[partition] = offset
 
 

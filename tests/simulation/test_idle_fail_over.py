@@ -78,7 +78,7 @@ def lived(seed: int, sequencers: int, *, is_repeated: bool = False) -> None:
             if is_repeated:
                 await leader.sequencer.submit("before", b"")
                 assert list(world.judge.fence.place) == ["before"]
-            await world._until(lambda: world.is_led, LED_SECONDS, f"seed {seed}: L2 led")
+            await world._until(lambda: world.is_led, LED_SECONDS, f"seed {seed}: G15 led")
         finally:
             world.end()
 
@@ -86,14 +86,14 @@ def lived(seed: int, sequencers: int, *, is_repeated: bool = False) -> None:
         run_virtual(live(), seed=seed)
 
 
-@pytest.mark.invariant("L2")
+@pytest.mark.guarantee("G15")
 @pytest.mark.parametrize("sequencers", [1, 2])
 def test_chain_without_orders_is_led_on_the_promoted_server_by_one(sequencers: int) -> None:
     for seed in range(SEEDS):
         lived(seed, sequencers)
 
 
-@pytest.mark.invariant("S4", "L2")
+@pytest.mark.guarantee("G4", "G15")
 def test_repeat_as_the_first_call_after_a_fail_over_is_answered() -> None:
     for seed in range(SEEDS):
         lived(seed, 1, is_repeated=True)

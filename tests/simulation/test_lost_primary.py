@@ -1,4 +1,4 @@
-"""S8: the primary dies with its last rows, and a standby that lacks them is promoted.
+"""G8: the primary dies with its last rows, and a standby that lacks them is promoted.
 
 A receiver of a lost row must halt: never go on, never take anything back. One that has not
 goes on with what there is now. No id that a lost row had is given out again, also where take-overs
@@ -185,7 +185,7 @@ def is_prefix(part: list[Event], whole: list[Event]) -> bool:
     return part == whole[: len(part)]
 
 
-@pytest.mark.invariant("S8")
+@pytest.mark.guarantee("G8")
 def test_rows_that_a_new_primary_lacks_halt_those_that_handed_them_on() -> None:
     halted = went_on = halted_anew = open_fills = 0
     for seed in range(SEEDS):

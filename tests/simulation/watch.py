@@ -1,4 +1,4 @@
-"""L2 and L4 at every moment: who could lead does, and who asked is answered."""
+"""G15 and G17 at every moment: who could lead does, and who asked is answered."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LeadWatch:
                 self.longest_seconds = max(self.longest_seconds, now - since)
                 self._world.judge.require(
                     now - since <= self._seconds_max,
-                    "L2 no leader while the database is well",
+                    "G15 no leader while the database is well",
                     f"for {now - since:.1f} s",
                 )
 

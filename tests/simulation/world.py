@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from chain_kernel.testing.virtual_loop import Process
 
 SERVED_SECONDS = 20.0
-"""In so long after the last fault every client has an answer to everything (L2: a lease, a
+"""In so long after the last fault every client has an answer to everything (G15: a lease, a
 take-over, and the longest back-off of a leader that waits for its database)."""
 
 LED_SECONDS = 8.0
-"""While the database is well, no leader is missing for longer (L2). A lease and 15 s are promised
+"""While the database is well, no leader is missing for longer (G15). A lease and 15 s are promised
 for a lease of five; a world's is one, and its longest back-off is the real one."""
 
 PAIRS_BEGIN_SHARE = 0.7
 """Pairs begin in this part of the time with faults, so that most of both comes before its end."""
 
 DELIVERED_SECONDS = 5.0
-"""In so long after that every committed row is delivered (L1): `poll_after_seconds`, the longest
+"""In so long after that every committed row is delivered (G14): `poll_after_seconds`, the longest
 back-off of a receiver, and a standby's lag; the same with Kafka gone."""
 
 STOPPED_SECONDS = 6.0
-"""In so long everything has stopped that is asked to, whatever is away (L4): the stops of an intake
-and of a sequencer, and the questions that are under way."""
+"""In so long everything has stopped that is asked to, whatever is away (G17): the stops of an
+intake and of a sequencer, and the questions that are under way."""
 
 REPLAY_SECONDS_MAX = 1.0
 PROMOTED_SEEDS = 2**64
@@ -195,17 +195,17 @@ class World:
         self.failures.append(what)
 
     def on_halt(self, name: str, error: HaltError) -> None:
-        """S8: no frame, no standby and no crash makes anybody halt."""
-        self.fail(f"S8 {name} halted: {error!r}")
+        """G8: no frame, no standby and no crash makes anybody halt."""
+        self.fail(f"G8 {name} halted: {error!r}")
 
     def on_end(self, name: str, error: Exception) -> None:
         """Another one is what fences a leader, and never an earlier try of its own."""
         if isinstance(error, Fenced) and self.chain.owner == name:
-            self.fail(f"L2 {name} fenced itself: {error!r}")
+            self.fail(f"G15 {name} fenced itself: {error!r}")
 
     def on_end_of_start(self, name: str, error: Exception, seconds: float) -> None:
         """What a take-over has begun goes on for as long as an outage may last."""
-        self.fail(f"L2 {name} gave up {seconds:.1f} s after its take-over: {error!r}")
+        self.fail(f"G15 {name} gave up {seconds:.1f} s after its take-over: {error!r}")
 
     def on_topic_error(self, name: str, error: TopicError, *, was_led: bool) -> None:
         """A chain that was led goes on without its topic, and so do its receivers.
@@ -214,7 +214,7 @@ class World:
         start may look at an old primary that knows of none.
         """
         if self.oldest_epoch > 0 and (was_led or self.chain.epoch > 1):
-            self.fail(f"L2 {name} ended for its topic: {error!r}")
+            self.fail(f"G15 {name} ended for its topic: {error!r}")
 
     def on_rows_missing(self, name: str, error: GapError) -> None:
         """Nothing is ever missing: what a frame names was committed before it was sent."""
@@ -247,14 +247,14 @@ class World:
         ]
         await self._break_things()
         self._heal()
-        await self._until(lambda: all(task.done() for task in calling), SERVED_SECONDS, "L2 calls")
+        await self._until(lambda: all(task.done() for task in calling), SERVED_SECONDS, "G15 calls")
         self.orders.add_last()
         last_calls = [asyncio.ensure_future(self.guarded(c.last_call)) for c in self.clients]
         await self._until(
-            lambda: all(task.done() for task in last_calls), SERVED_SECONDS, "L2 last"
+            lambda: all(task.done() for task in last_calls), SERVED_SECONDS, "G15 last"
         )
-        await self._until(self._is_taken, SERVED_SECONDS, "L2 intake")
-        await self._until(self._is_delivered, DELIVERED_SECONDS, "L1 delivered")
+        await self._until(self._is_taken, SERVED_SECONDS, "G15 intake")
+        await self._until(self._is_delivered, DELIVERED_SECONDS, "G14 delivered")
         for watch in watching:
             watch.cancel()
         await self._stop(hosts)
@@ -264,7 +264,7 @@ class World:
         self.steps = self.loop.steps
 
     async def _stop(self, hosts: list[Program]) -> None:
-        """L4: whatever is away, what is asked to stop does."""
+        """G17: whatever is away, what is asked to stop does."""
         down = self.plan.down_at_stop
         self.note("asked to stop, away:", down)
         is_database_away = down in {"database", "everything"}
@@ -273,7 +273,7 @@ class World:
             self.log.is_away = self.orders.topic.is_away = True
         for host in hosts:
             host.stop()
-        await self._until(lambda: all(host.is_over for host in hosts), STOPPED_SECONDS, "L4 stop")
+        await self._until(lambda: all(host.is_over for host in hosts), STOPPED_SECONDS, "G17 stop")
 
     def digest(self) -> str:
         """Return a value that two runs of one seed share, whatever machine they ran on."""

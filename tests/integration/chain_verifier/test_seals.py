@@ -90,7 +90,7 @@ def ends(number: int) -> dict[str, int | None]:
 
 
 @pytest.mark.merge
-@pytest.mark.invariant("S13")
+@pytest.mark.guarantee("G13")
 def test_seals_with_one_column_of_a_row_changed_name_its_batch(
     verified: Verified, change: Execute
 ) -> None:

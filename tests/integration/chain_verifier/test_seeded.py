@@ -63,7 +63,7 @@ def request_of(source: Source, head: int, seed: int) -> VerifyRequest:
 FILES = [seed for seed in SEEDS if is_parquet(seed) or is_journal(seed)]
 
 
-@pytest.mark.invariant("S12")
+@pytest.mark.guarantee("G12")
 @pytest.mark.parametrize("seed", [*FILES[:3], *at_night(*FILES[3:])])
 def test_seeded_rows_give_every_planted_fault_and_nothing_else(
     spark: SparkSession, tmp_path: Path, seed: int

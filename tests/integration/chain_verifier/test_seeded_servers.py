@@ -139,7 +139,7 @@ def assert_found(report: Report, expected: list[Shown], seed: int) -> None:
     assert report.verdict is verdict, f"seed {seed}"
 
 
-@pytest.mark.invariant("S12")
+@pytest.mark.guarantee("G12")
 @pytest.mark.parametrize("seed", TOPIC_SEEDS)
 def test_seeded_topics_give_every_planted_fault_and_nothing_else(
     spark: SparkSession, seeded: Seeded, seed: int
@@ -162,7 +162,7 @@ def test_seeded_topics_give_every_planted_fault_and_nothing_else(
         assert_found(verified(*seeded.clean[seed]), [], seed)
 
 
-@pytest.mark.invariant("S12", "S13")
+@pytest.mark.guarantee("G12", "G13")
 @pytest.mark.parametrize("seed", SEALED_SEEDS)
 def test_seeded_tables_and_seals_give_every_planted_fault_and_nothing_else(
     spark: SparkSession, seeded: Seeded, seed: int

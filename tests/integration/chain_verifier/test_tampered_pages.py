@@ -304,7 +304,7 @@ def harmed(
     return run
 
 
-@pytest.mark.invariant("S13")
+@pytest.mark.guarantee("G13")
 def test_pages_harmed_within_their_rules_are_found_by_exact_ids(
     harmed: Callable[..., None],
 ) -> None:

@@ -108,7 +108,7 @@ def damaged(pages: list[Rows]) -> Iterator[tuple[str, list[Rows]]]:
                     )
 
 
-@pytest.mark.invariant("S11", "S13")
+@pytest.mark.guarantee("G11", "G13")
 async def test_fill_of_pages_that_claim_other_ends_hands_on_what_the_seals_prove(
     make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
 ) -> None:
@@ -134,7 +134,7 @@ async def test_fill_of_pages_that_claim_other_ends_hands_on_what_the_seals_prove
                 assert error is not None
 
 
-@pytest.mark.invariant("S11", "S13")
+@pytest.mark.guarantee("G11", "G13")
 async def test_fill_of_damaged_pages_hands_on_what_the_seals_prove_and_no_row_more(
     make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection
 ) -> None:

@@ -99,7 +99,7 @@ async def three_batches(make_stored: MakeStored, rows: int) -> StoredChain:
     return await make_stored([PAGE_ROWS, rows, PAGE_ROWS])
 
 
-@pytest.mark.invariant("S11", "S13")
+@pytest.mark.guarantee("G11", "G13")
 @pytest.mark.parametrize(("what", "change"), CHANGES, ids=[what for what, _ in CHANGES])
 async def test_fill_of_whole_batches_hands_on_no_row_of_one_that_was_changed(
     make_stored: MakeStored, gap_dsn: str, admin: asyncpg.Connection, what: str, change: str

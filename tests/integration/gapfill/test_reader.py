@@ -126,7 +126,7 @@ async def test_one_page_is_read_ahead(make_stored: MakeStored, reader: GapReader
             await anext(runs)
 
 
-@pytest.mark.invariant("S11")
+@pytest.mark.guarantee("G11")
 @pytest.mark.parametrize("at", [0, 3, 9, 10, 17, 29])
 async def test_deleted_row_is_named(make_stored: MakeStored, reader: GapReader, at: int) -> None:
     stored = await make_stored([9, 9, 9, 9])
@@ -190,7 +190,7 @@ async def connections(admin: asyncpg.Connection) -> list[int]:
     return [pid for (pid,) in rows]
 
 
-@pytest.mark.invariant("S11")
+@pytest.mark.guarantee("G11")
 async def test_backend_killed_between_pages_hands_on_a_prefix_and_the_next_fill_works(
     make_stored: MakeStored, reader: GapReader, admin: asyncpg.Connection
 ) -> None:

@@ -163,7 +163,7 @@ class Life:
         return found
 
 
-@pytest.mark.invariant("S5")
+@pytest.mark.guarantee("G5")
 @pytest.mark.parametrize("is_saved_later", [False, True], ids=["again", "with the next run"])
 async def test_receiver_cancelled_at_any_await_hands_on_every_row_once(
     stored: StoredChain, role_dsn: RoleDsn, *, is_saved_later: bool

@@ -49,7 +49,7 @@ async def test_receiver_with_lost_repeated_and_reordered_frames_delivers_the_cha
     assert stats.dropped["empty"] == 1
 
 
-@pytest.mark.invariant("S5")
+@pytest.mark.guarantee("G5")
 async def test_receiver_killed_at_any_moment_applies_every_row_once(
     stored: StoredChain,
     make_receiver: MakeReceiver,
@@ -121,7 +121,7 @@ async def connection(role_dsn: RoleDsn) -> AsyncIterator[asyncpg.Connection]:
     await connection.close()
 
 
-@pytest.mark.invariant("S5")
+@pytest.mark.guarantee("G5")
 async def test_checkpoints_in_smaller_steps_after_a_rollback_are_stored(
     stored: StoredChain,
     make_receiver: MakeReceiver,
@@ -146,7 +146,7 @@ async def test_checkpoints_in_smaller_steps_after_a_rollback_are_stored(
             assert await admin.fetchval(PLACE) == run.last_id
 
 
-@pytest.mark.invariant("S5")
+@pytest.mark.guarantee("G5")
 async def test_checkpoint_within_a_transaction_over_many_runs_is_as_lost_as_its_effects(
     stored: StoredChain,
     make_receiver: MakeReceiver,
@@ -179,7 +179,7 @@ SWAP = ", ".join(
 """Two rows in each other's place, in the midst of a page."""
 
 
-@pytest.mark.invariant("S8", "S13")
+@pytest.mark.guarantee("G8", "G13")
 @pytest.mark.parametrize(
     "change",
     [
@@ -214,7 +214,7 @@ async def test_receiver_with_a_row_changed_in_its_page_halts_and_names_it(
         assert named == (ids[at], ids[at] + 1, ids[at + 1])
 
 
-@pytest.mark.invariant("S8")
+@pytest.mark.guarantee("G8")
 async def test_receiver_with_another_database_at_the_same_address_halts(
     stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
 ) -> None:

@@ -78,7 +78,7 @@ async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(
     await blocker.close()
 
 
-@pytest.mark.invariant("S8")
+@pytest.mark.guarantee("G8")
 async def test_receiver_whose_primary_lost_rows_halts_and_does_not_start_again(
     stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection, chain_id: int
 ) -> None:
@@ -138,7 +138,7 @@ async def test_start_at_a_place_while_rows_are_committed_hands_on_all_behind_it(
     assert events == [event for event in stored.chain.events if event.id > begun]
 
 
-@pytest.mark.invariant("L5")
+@pytest.mark.guarantee("G18")
 async def test_slow_handler_slows_the_reading_and_not_the_memory(
     bootstrap: str, topic: str, stored: StoredChain, role_dsn: RoleDsn, chain_id: int
 ) -> None:

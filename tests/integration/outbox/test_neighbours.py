@@ -217,7 +217,7 @@ async def test_crashes_between_claim_and_send_use_up_no_try(sender: Sender) -> N
     assert {(row["send_count"], row["claim_count"]) for row in rows} == {(1, 0)}
 
 
-@pytest.mark.invariant("L3")
+@pytest.mark.guarantee("G16")
 async def test_message_at_which_every_claim_ends_becomes_abnormal_in_the_end(
     sender: Sender,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Whatever is written in whatever order, a delivery moves only along the table (S10)."""
+"""Whatever is written in whatever order, a delivery moves only along the table (G10)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def fill_all(config: GapReaderConfig) -> list[int]:
         await reader.close()
 
 
-@pytest.mark.invariant("L6")
+@pytest.mark.guarantee("G19")
 async def test_fills_beside_a_writer_at_full_speed_end_and_the_writer_goes_on(
     make_chain: MakeChain, role_dsn: Callable[[str], str]
 ) -> None:

@@ -32,7 +32,7 @@ from tests.virtual import virtual
 from .builders import World
 
 
-@pytest.mark.invariant("S4", "S9")
+@pytest.mark.guarantee("G4", "G9")
 @pytest.mark.parametrize(
     "fault", [CommitFault.REFUSED, CommitFault.LOST_BEFORE, CommitFault.LOST_AFTER]
 )
@@ -387,7 +387,7 @@ async def test_start_during_which_another_became_the_first_leader_needs_no_topic
     assert world.keys() == ["a", "b"]
 
 
-@pytest.mark.invariant("S9")
+@pytest.mark.guarantee("G9")
 @pytest.mark.parametrize("is_followed", [False, True])
 async def test_leader_that_finds_its_commit_beneath_another_answers_and_ends(
     world: World, monkeypatch: pytest.MonkeyPatch, *, is_followed: bool

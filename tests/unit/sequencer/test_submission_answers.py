@@ -108,7 +108,7 @@ async def test_lease_that_dies_fails_a_start(world: World, monkeypatch: pytest.M
     assert not [task for task in asyncio.all_tasks() if "orderchain" in task.get_name()]
 
 
-@pytest.mark.invariant("S9")
+@pytest.mark.guarantee("G9")
 async def test_outcome_not_found_is_unknown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit may have happened: no other error may say that it did not."""
 

@@ -78,7 +78,7 @@ async def test_redelivery_during_processing_waits_for_its_end(rig: Rig) -> None:
     assert (await rig.applied_ids(2))[message.message_id.bytes] >= 1
 
 
-@pytest.mark.invariant("S6")
+@pytest.mark.guarantee("G6")
 @pytest.mark.parametrize("does_the_first_fail", [False, True])
 async def test_two_workers_on_one_id_give_one_effect(rig: Rig, does_the_first_fail: bool) -> None:
     """The second one waits for the first one's transaction, and takes over if that fails."""
@@ -238,7 +238,7 @@ async def test_rebalance_in_mid_batch_gives_one_effect_each(rig: Rig) -> None:
     assert set(await rig.applied_ids(300)) == {message.message_id.bytes for message in messages}
 
 
-@pytest.mark.invariant("L7")
+@pytest.mark.guarantee("G20")
 async def test_batch_with_one_poison_message_parks_that_one_alone(rig: Rig) -> None:
     messages = [rig.message(f"note {number}") for number in range(40)]
     last = rig.message("last")

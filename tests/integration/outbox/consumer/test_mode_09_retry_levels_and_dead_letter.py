@@ -232,7 +232,7 @@ async def test_each_failure_reports_until_when_of_all_that_wait_for_it_in_turn(
     assert shown == [(each, START_NS + after * SECOND) for after in (10, 40) for each in ids]
 
 
-@pytest.mark.invariant("L7")
+@pytest.mark.guarantee("G20")
 async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_order(
     rig: Rig,
 ) -> None:
@@ -294,7 +294,7 @@ async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None
     assert sum(worker.stats().dead for worker in workers) == 1
 
 
-@pytest.mark.invariant("L7")
+@pytest.mark.guarantee("G20")
 @pytest.mark.parametrize("batch_max", [1, 100])
 async def test_message_whose_lock_is_never_free_parks_its_own_key_only(
     rig: Rig, batch_max: int

@@ -85,7 +85,7 @@ async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: R
 
 
 @pytest.mark.nightly
-@pytest.mark.invariant("S6")
+@pytest.mark.guarantee("G6")
 async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> None:
     notes = [f"note {number}" for number in range(120)]
     messages = [rig.message(note, key=str(number % 7)) for number, note in enumerate(notes)]

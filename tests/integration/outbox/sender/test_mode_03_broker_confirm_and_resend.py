@@ -103,7 +103,7 @@ async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
     assert await sender.sent(clearing) == [message_id] * 2
 
 
-@pytest.mark.invariant("S10", "L3")
+@pytest.mark.guarantee("G10", "G16")
 async def test_tries_are_counted_exactly_with_two_sweepers_and_end_in_abnormal(
     sender: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 
-@pytest.mark.invariant("S6", "S10")
+@pytest.mark.guarantee("G6", "G10")
 async def test_confirm_moves_a_delivery_to_consumed_once_and_for_good(sender: Sender) -> None:
     clearing = await sender.set_up()
     async with sender.relay() as relay:

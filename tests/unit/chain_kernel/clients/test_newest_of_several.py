@@ -38,7 +38,7 @@ def stand_still(turns: int) -> None:
         time.sleep(1.2)
 
 
-@pytest.mark.invariant("S7")
+@pytest.mark.guarantee("G7")
 async def test_loop_that_stands_still_does_not_choose_the_server_that_answered_first() -> None:
     """The one that was replaced is one round trip ahead: the other had no time to answer."""
     opening = {("old", 1, "a"): opened(1, 1), ("new", 1, "b"): opened(2, 40)}

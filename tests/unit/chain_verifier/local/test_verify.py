@@ -66,7 +66,7 @@ def parquet(tmp_path: Path) -> ParquetSource:
 LINKED = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=9)
 
 
-@pytest.mark.invariant("S12")
+@pytest.mark.guarantee("G12")
 @given(links=LINKED, head=st.none() | st.just(9))
 def test_local_is_clean_exactly_if_no_link_is_wrong_and_names_one_that_is(
     tmp_path_factory: pytest.TempPathFactory, links: list[tuple[int, int]], head: int | None
@@ -83,7 +83,7 @@ def test_local_is_clean_exactly_if_no_link_is_wrong_and_names_one_that_is(
     assert all(one in known for one in found)
 
 
-@pytest.mark.invariant("S12")
+@pytest.mark.guarantee("G12")
 @pytest.mark.parametrize("kind", ["journal", "parquet"])
 def test_local_with_random_faults_names_the_first(
     request: pytest.FixtureRequest, kind: str

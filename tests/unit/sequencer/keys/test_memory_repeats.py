@@ -52,7 +52,7 @@ def test_client_key_with_bad_parts_is_refused(client: str, number: int) -> None:
         client_key(client, number)
 
 
-@pytest.mark.invariant("S4")
+@pytest.mark.guarantee("G4")
 @pytest.mark.parametrize("key", ["free", "client#7"])
 async def test_same_key_at_once_shares_one_row(world: World, key: str) -> None:
     async with world.sequencer(batch_rows_max=2) as sequencer:
@@ -169,7 +169,7 @@ async def test_row_that_is_gone_within_the_window_ends_the_leader(world: World, 
         await sequencer.__aexit__(None, None, None)
 
 
-@pytest.mark.invariant("S4")
+@pytest.mark.guarantee("G4")
 async def test_numbers_that_did_not_rise_while_keys_were_not_compared_are_known_later(
     world: World,
 ) -> None:
@@ -182,7 +182,7 @@ async def test_numbers_that_did_not_rise_while_keys_were_not_compared_are_known_
     assert world.keys() == ["c#5", "c#3"]
 
 
-@pytest.mark.invariant("S4")
+@pytest.mark.guarantee("G4")
 async def test_client_of_a_page_that_was_dropped_is_known_after_a_restart(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
