@@ -51,6 +51,8 @@ NIGHTLY: Final = {
     "integration/gapfill/test_plans.py": "plans of a large chain",
     "integration/chain_kernel/clients/test_secured_database.py": "TLS and logins in every part",
     "integration/chain_kernel/clients/test_secured_path.py": "TLS and logins in every part",
+    "integration/chain_kernel/clients/test_spoiled_database_files.py": "every file, in every part",
+    "integration/chain_kernel/clients/test_spoiled_kafka_files.py": "every file, in every part",
     "integration/outbox/consumer/test_alerts.py": "alerts in a real Prometheus",
     "integration/outbox/sender/test_alerts.py": "alerts in a real Prometheus",
     "integration/sequencer/test_alerts.py": "alerts in a real Prometheus",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from chain_kernel.config import CheckedNames, is_host
 from chain_kernel.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -50,6 +51,38 @@ class _OneSidedGoodbye(ssl.SSLObject):
         # It is written before the answer is looked for.
         with suppress(ssl.SSLWantReadError):
             super().unwrap()
+
+
+class _LatestFiles(ssl.SSLContext):
+    """TLS by its files as they are at each connect; by the last ones while one cannot be used.
+
+    A receiver has one client for months, and the certificate that it began with expires.
+    """
+
+    _latest: ssl.SSLContext | None = None
+
+    def follow(self, load: Callable[[ssl.SSLContext], None], files: Iterable[str]) -> None:
+        """Be loaded by `load`; another context is, once one of `files` has changed."""
+        self._load, self._files = load, [Path(file) for file in files if file]
+        self._stamps = self._stamped()
+        load(self)
+
+    def wrap_bio(self, *given: Any, **options: Any) -> ssl.SSLObject:  # noqa: ANN401 - of ssl
+        """Begin a connection."""
+        if (stamps := self._stamped()) != self._stamps:
+            with suppress(SettingError):
+                self._load(context := ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+                self._latest, self._stamps = context, stamps
+        begin = super().wrap_bio if self._latest is None else self._latest.wrap_bio
+        return begin(*given, **options)
+
+    def _stamped(self) -> list[tuple[int, int, int]]:
+        """Return what differs once a file was written or replaced; nothing while one is away."""
+        try:
+            found = [file.stat() for file in self._files]
+        except OSError:
+            return []
+        return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in found]
 
 
 class KafkaConfig(
@@ -158,12 +191,17 @@ class KafkaConfig(
         """Return the context of TLS connections; None without TLS.
 
         Brokers must always show a certificate of a known authority. A connection that is closed
-        waits for nothing. Raises SettingError where a file cannot be used any more, or a key does
-        not fit its certificate or its password.
+        waits for nothing. Files that are replaced later count from the next connection on. Raises
+        SettingError where a file cannot be used any more, or a key does not fit its certificate or
+        its password.
         """
         if not self.is_tls:
             return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # a certificate and its host
+        context = _LatestFiles(ssl.PROTOCOL_TLS_CLIENT)
+        context.follow(self._load, (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile))
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
         context.sslobject_class = _OneSidedGoodbye
         context.minimum_version = ssl.TLSVersion.TLSv1_2  # not every system asks for it
         context.check_hostname = self.ssl_check_hostname
@@ -172,7 +210,6 @@ class KafkaConfig(
         else:
             context.load_default_certs()
         self._load_own_certificate(context)
-        return context
 
     def __repr__(self) -> str:
         """Every field that was given, with `***` for secrets."""

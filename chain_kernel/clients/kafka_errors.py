@@ -184,10 +184,11 @@ async def _find_cause(config: KafkaConfig, error: Exception, within_seconds: flo
 async def is_broker_there(config: KafkaConfig, seconds: float) -> bool:
     """Return whether a bootstrap server answers, within `seconds` each, and accepts our login.
 
-    A broker that starts accepts connections before it is usable: then it names no broker.
+    A broker that starts accepts connections before it is usable: then it names no broker. Without
+    a file of ours that is being replaced, none can be asked.
     """
     for host, port in config.servers:
-        with suppress(*DRIVER_ERRORS):
+        with suppress(ConnectError, *DRIVER_ERRORS):
             async with asyncio.timeout(seconds):
                 if await _brokers(config, host, port):
                     return True

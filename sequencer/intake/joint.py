@@ -278,8 +278,9 @@ class _Joint:
     async def _run(self, config: TopicIntakeConfig) -> None:
         error: Exception = RetryError("the consumer was closed")
         probing: asyncio.Task[None] | None = None
-        consumer = orders_consumer(config, self._kafka, _ROLE, _FETCH_MS)
+        consumer: Any = None
         try:
+            consumer = orders_consumer(config, self._kafka, _ROLE, _FETCH_MS)
             async with connecting(self._kafka, config.connect_seconds):
                 await start_client(consumer)
             self._consumer = consumer
@@ -296,7 +297,8 @@ class _Joint:
                 share.fail(RetryError(reason_of(error)))
             if probing is not None:
                 probing.cancel()
-            await close_client(consumer, CLOSE_SECONDS)
+            if consumer is not None:
+                await close_client(consumer, CLOSE_SECONDS)
 
     async def _hand_out(self) -> None:
         """Put what has come where it belongs."""

@@ -16,6 +16,7 @@ from tests.certificates import HOST, Authority
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, SecuredKafka
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
+from tests.spoiled_files import SPOILS, copied, spoiled
 
 if TYPE_CHECKING:
     from tests.integration.chainctl.conftest import Call, Refused
@@ -188,6 +189,41 @@ def test_what_postgresql_refuses_is_said_in_one_line(
         ):
             line = refused(*command, settings={**right, **changed}, hidden="Tr0ub4dor")
             assert words in line
+
+
+@pytest.mark.parametrize("how", SPOILS)
+def test_start_without_a_file_that_can_be_used_is_refused_in_one_line(
+    refused: Refused, secured_postgres: SecuredPostgres, secured_kafka: SecuredKafka, name: str,
+    tmp_path: Path, how: str,
+) -> None:  # fmt: skip
+    files = copied(secured_postgres.authority.client(CERTIFIED), tmp_path / "database")
+    clients = copied(secured_kafka.authority.client(SEQUENCER), tmp_path / "kafka")
+    tls = {"sslmode": "verify-full", "sslrootcert": str(secured_postgres.authority.path)}
+    own = {"sslcert": str(files.certificate), "sslkey": str(files.key)}
+    settings = {
+        "CHAINCTL_DATABASE": secured_postgres.url(name, CERTIFIED, **tls, **own),
+        "CHAINCTL_KAFKA": secured_kafka.at("MUTUAL"),
+        "CHAINCTL_KAFKA_SECURITY_PROTOCOL": "SSL",
+        "CHAINCTL_KAFKA_SSL_CAFILE": str(secured_kafka.authority.path),
+        "CHAINCTL_KAFKA_SSL_CERTFILE": str(clients.certificate),
+        "CHAINCTL_KAFKA_SSL_KEYFILE": str(clients.key),
+    }
+    orders = tmp_path / "orders.csv"
+    orders.write_text("n\n1\n")
+    for field, path in (
+        ("sslcert", files.certificate),
+        ("sslkey", files.key),
+        ("ssl_certfile", clients.certificate),
+        ("ssl_keyfile", clients.key),
+    ):
+        with spoiled(path, how):
+            for command in (
+                ["sequence", "--chain", 1, "--input", orders],
+                ["receive", "--chain", 1, "--output", tmp_path / "journal"],
+                ["outbox", "relay"],
+            ):
+                line = refused(*command, settings=settings, hidden="PRIVATE KEY-----\n")
+                assert re.search(f"{field} (of database )?was '{path}'", line), (command, line)
 
 
 def test_config_show_hides_every_secret(
