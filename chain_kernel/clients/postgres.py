@@ -382,7 +382,7 @@ async def _answers(
         answered += [task.result() for task in done if task.exception() is None]
         if answered:
             soon = loop.time() + (_OTHERS_SECONDS if waiting & lit else _DARK_SECONDS)
-            # A loop that was late has given nobody time to answer.
+            # A loop that was late has left no time for an answer.
             end = min(last_end if loop.time() - end >= _LATE_SECONDS else end, soon)
     for host, task in tasks.items():
         if task not in waiting:

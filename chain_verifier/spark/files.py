@@ -159,7 +159,7 @@ class ParquetTable:
             files = files_below(spark, self._path)
             self._is_by_chain = _are_in_chain_folders(files, source.path)
             require_read(listed(spark, self._path, is_deep=not self._is_by_chain), files)
-            # Of our columns alone: of others, Spark may not know the type.
+            # Our columns alone are read: Spark may not know the type of another one.
             self._found = self._reader().schema(_WIDE_SCHEMA).parquet(self._path)
             types = self._types(files[0])
         except (*SPARK_ERRORS, OSError) as error:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def is_one_value(line: Column) -> Column:
     """Return whether a line is one JSON value to its end, as Spark's reader takes JSON."""
-    # Of one that ends the list itself, what follows counts for neither.
+    # What follows a value that ends the list itself counts for neither.
     counts = [
         F.size(F.from_json(F.concat(F.lit("["), line, F.lit(f"{more}]")), "array<string>"))
         for more in ("", ",0")

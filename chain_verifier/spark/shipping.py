@@ -97,7 +97,7 @@ def _own_archive() -> str:
 
 
 def _archive_of(modules: Sequence[str], more: Mapping[str, bytes] | None = None) -> str:
-    """Make an archive of modules as they are now, and `more` files; its name tells its content."""
+    """Make an archive of modules as they are now, and `more` files; its name shows its content."""
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
         sources = dict(each for module in modules for each in _sources_of(module))

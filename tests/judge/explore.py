@@ -36,10 +36,10 @@ def first_broken(
                     getattr(after, what)(*values)
                 except Diverged:
                     continue
-                told = [*story, (what, *values)]
+                seen_so_far = [*story, (what, *values)]
                 for guarantee, holds in after.promises():
                     if not holds:
-                        return guarantee, told
-                grown.append((after, told))
+                        return guarantee, seen_so_far
+                grown.append((after, seen_so_far))
         frontier = grown
     return None

@@ -1,4 +1,4 @@
-"""Fence, commits and take-overs of one chain, and what callers may be told of their orders."""
+"""Fence, commits and take-overs of one chain, and the answers that callers may get."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Fence(Model):
     """The chain in the database: one row of the head, raised by terms and by batches.
 
-    A key may be committed while somebody asks for it, or has not heard what became of it.
+    A key may be committed while somebody asks for it, or has not heard the outcome.
     """
 
     RULES: ClassVar[tuple[str, ...]] = (
@@ -30,10 +30,10 @@ class Fence(Model):
         self.epoch, self.head, self.seal, self.at_us = 0, 0, genesis, 0
         self.rows: list[Row] = []
         self.epochs: list[int] = []
-        """Of each row."""
+        """The epoch of each row."""
         self.place: dict[str, int] = {}
         """Where the row of a key is in `rows`."""
-        self.told: dict[str, int] = {}
+        self.answers: dict[str, int] = {}
         self.replicated = 0
         self._open: Counter[str] = Counter()
         self._in_doubt: set[str] = set()
@@ -97,7 +97,7 @@ class Fence(Model):
             same = (row[0], row[1], row[4]) == (row_id, pid, payload)
             self.rule("G4 one place a key", same, key, (row_id, pid), row)
         self.rule("G3 not replicated", row_id <= self.replicated, key, row_id, self.replicated)
-        self.told[key] = row_id
+        self.answers[key] = row_id
 
     def conflict(self, key: str, payload: bytes, named_id: int) -> None:
         """Take note of a refusal: the key has another content, in the row that is named."""
@@ -117,13 +117,13 @@ class Fence(Model):
     def promises(self) -> Iterator[tuple[str, bool]]:
         ids = [0, *(row[0] for row in self.rows)]
         yield "G1", [row[1] for row in self.rows] == ids[:-1] and ids == sorted(set(ids))
-        yield "G3", all(key in self.place and told in ids for key, told in self.told.items())
+        yield "G3", all(key in self.place and answer in ids for key, answer in self.answers.items())
         yield (
             "G4",
             len({row[2] for row in self.rows}) == len(self.rows)
             and all(
-                self.rows[self.place[key]][0] == told
-                for key, told in self.told.items()
+                self.rows[self.place[key]][0] == answer
+                for key, answer in self.answers.items()
                 if key in self.place
             ),
         )

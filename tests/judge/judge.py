@@ -1,4 +1,4 @@
-"""All models of one chain, stepped together by whoever sees something."""
+"""All models of one chain, stepped together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commit, then publish: what may stand in the topic."""
+"""Commit, then publish: what a topic may hold."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Model(ABC):
 def uncovered(*models: Model) -> list[str]:
     """Return the rules that nothing of what was seen has asked: a log without them proves little.
 
-    Of several models of one class, one is enough.
+    One of several models of a class is enough.
     """
     asked: Counter[str] = Counter()
     for model in models:

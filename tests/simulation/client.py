@@ -48,7 +48,7 @@ class Client:
         self.name = f"client {number}"
         self._numbers = 0
         self._payloads: dict[str, bytes] = {}
-        """Of the orders that were acknowledged, by their keys."""
+        """By key, for orders that were acknowledged."""
 
     async def live(self) -> None:
         random = self.world.random

@@ -175,7 +175,7 @@ async def test_take_over_over_a_resting_connection_asks_which_server_is_the_newe
 async def test_commit_is_not_sent_ahead_on_a_server_that_another_chain_saw_replaced(
     split: Split,
 ) -> None:
-    """Nor does it end the leader: what is under way settles, and the next begins anew."""
+    """Nor does it end the leader: what is under way settles, and the next begins again."""
     old, clock = split.config(split.old), SystemClock()
     line = CommitLine(old, clock, "1-2")
     store = PostgresChainStore(old, clock, line)

@@ -1,4 +1,4 @@
-"""Of several primaries that answer, the newest is taken, however late our own loop is."""
+"""The newest of several primaries that answer is taken, however late our own loop is."""
 
 from __future__ import annotations
 
