@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,13 @@ import msgspec
 from chain_kernel.model import Event
 from sequencer import Ack, SequencerConfig
 from tests.deadlines import deadline
+from tests.judge.history import History
 from tests.pipes import send_to_child
 
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
+
+HISTORIES: dict[tuple[str, int], History] = {}
+"""By database and chain: the calls of all workers, by the test's clock."""
 
 _ROOT = Path(__file__).parents[2]
 
@@ -40,8 +45,12 @@ class Acked(msgspec.Struct, frozen=True):
 class Worker:
     """One process. `acked` and `refused` fill up as it reports."""
 
-    def __init__(self, process: asyncio.subprocess.Process, payload_bytes: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, payload_bytes: int, history: History
+    ) -> None:
         self.process = process
+        self.history = history
+        self._began = time.monotonic()
         self.payload_bytes = payload_bytes
         self.acked: dict[str, Acked] = {}
         self.refused: dict[str, Report] = {}
@@ -63,13 +72,16 @@ class Worker:
             cwd=_ROOT,
             limit=LINE_BYTES_MAX,
         )
-        worker = cls(process, payload_bytes)
+        whose = str(config.database), config.chain_id
+        history = HISTORIES.setdefault(whose, History(time.monotonic))
+        worker = cls(process, payload_bytes, history)
         await worker._send(msgspec.json.encode(config))
         return worker
 
     async def submit(self, keys: list[str], *, together: bool = True) -> None:
         """Hand orders over; their answers come in `acked` and `refused`."""
         self.submitted += keys
+        self.history.asked(keys)
         work = Submit(keys=keys, payload_bytes=self.payload_bytes, together=together)
         await self._send(msgspec.json.encode(work))
 
@@ -139,11 +151,13 @@ class Worker:
     def _note(self, report: Report) -> None:
         if report.what == "leads":
             self.leads = report
+            self.history.looked(report.head, self._began)
         elif report.what == "ended":
             self.ended = report
         elif report.what == "acked":
             for key, (row_id, pid) in zip(report.keys, report.acks, strict=True):
                 payload = payload_of(key, self.payload_bytes)
+                self.history.answered(key, payload, row_id, pid)
                 self.acked[key] = Acked(Ack(row_id, pid), key, payload)
         else:
             self.refused.update(dict.fromkeys(report.keys, report))

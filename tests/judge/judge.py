@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .chain_bytes import genesis
 from .fence import Fence
+from .history import History
 from .publish import Publish
 from .receive import Effects, Receive
 from .rules import Diverged
@@ -20,7 +21,7 @@ class Judge:
     """Steps every model that knows what was seen, and keeps the first divergence.
 
     `has_wrong_frames`: somebody signs frames that are wrong about a seal. With `keeps` there is a
-    log of what was seen, oldest first.
+    log of what was seen, oldest first. `clock` has the times of calls.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class Judge:
         *,
         has_wrong_frames: bool = False,
         keeps: bool = False,
+        clock: Callable[[], float] = float,
     ) -> None:
         first = genesis(database_id, chain_id)
         self.fence = Fence(first)
         self.publish = Publish(first, "G2 seal of a frame" if has_wrong_frames else "")
-        self.receive, self.effects = Receive(first), Effects()
-        self.models = (self.fence, self.publish, self.receive, self.effects)
+        self.receive, self.effects, self.history = Receive(first), Effects(), History(clock)
+        self.models = (self.fence, self.publish, self.receive, self.effects, self.history)
         self.log: list[tuple[Any, ...]] | None = [] if keeps else None
         self.divergence: Diverged | None = None
         self._steps: defaultdict[str, list[Callable[..., None]]] = defaultdict(list)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache, partial
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.simulation.world import simulate
 from .chain_bytes import Row, genesis
 from .explore import Seen, first_broken
 from .fence import Fence
+from .history import History
 from .judge import Judge
 from .receive import Effects, Receive
 from .rules import Diverged, uncovered
@@ -112,6 +115,31 @@ def test_variant_without_a_rule_breaks_its_guarantee(name: str, rule: str) -> No
     found = first_broken(make(rule), steps, 4)
     assert found is not None, "the rule promises nothing"
     assert found[0] == rule.partition(" ")[0], found
+
+
+# -- times ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_history_is_judged_as_each_pair_of_its_calls_would_be(seed: int) -> None:
+    random, now = Random(seed), iter(range(1_000))
+    history = History(lambda: float(next(now)))
+    open_keys, free_ids = [], [1, 2, 3, 4]
+    if seed % 2:
+        random.shuffle(free_ids)
+    for number in range(20):
+        kind = random.random()
+        if kind < 0.4 and number < 8:
+            open_keys.append(f"k{number}")
+            history.asked(open_keys[-1:])
+        elif kind < 0.8 and open_keys and free_ids:
+            key = open_keys.pop(random.randrange(len(open_keys)))
+            history.answered(key, b"", free_ids.pop(0), 0)
+        elif kind > 0.95:
+            history.looked(random.randrange(4), float(number))
+    ((_, is_linearizable),) = history.promises()
+    with nullcontext() if is_linearizable else pytest.raises(Diverged, match="G4 linearizable"):
+        history.over()
 
 
 # -- logs -----------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class World:
         self.database = MemoryDatabase(plan.seed)
         self.judge = Judge(
             self.database.database_id.bytes, CHAIN_ID,
-            has_wrong_frames=plan.wrong_seals > 0, keeps=self.keeps,
+            has_wrong_frames=plan.wrong_seals > 0, keeps=self.keeps, clock=self.loop.time,
         )  # fmt: skip
         self.orders = OrdersTopic(plan, self.random, self.judge)
         self.chain = self._make_chain()
@@ -261,6 +261,7 @@ class World:
         replaying.cancel()
         chain = self.chain
         self.judge.saw("stored_head", chain.last_id, chain.last_seal, chain.epoch)
+        self.judge.saw("over")
         self.steps = self.loop.steps
 
     async def _stop(self, hosts: list[Program]) -> None:

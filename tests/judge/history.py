@@ -1,0 +1,66 @@
+"""Calls by their times, on one clock: are the answers those of an object that takes one at a time?
+
+The object is the chain's head. An order's place in its history is the order's id, and that of a
+look the head that it showed, so no search is needed: the answers are linearizable if no call ended
+before another one began that has a lower place.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import inf
+from typing import TYPE_CHECKING, ClassVar
+
+from .rules import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+Call = tuple[float, float, float, str]
+"""Its place, when it began and ended, and whose it is."""
+
+
+class History(Model):
+    """Orders by their keys, and looks. An order that is submitted again is one call."""
+
+    RULES: ClassVar[tuple[str, ...]] = ("G4 linearizable",)
+
+    def __init__(self, clock: Callable[[], float], without: str = "") -> None:
+        super().__init__(without)
+        self._clock = clock
+        self._began: dict[str, float] = {}
+        self._ended: dict[str, tuple[int, float]] = {}
+        self._looks: list[Call] = []
+
+    def asked(self, keys: Sequence[str]) -> None:
+        now = self._clock()
+        for key in keys:
+            self._began.setdefault(key, now)
+
+    def answered(self, key: str, payload: bytes, row_id: int, pid: int) -> None:
+        del payload, pid
+        self._ended.setdefault(key, (row_id, self._clock()))
+
+    def looked(self, head: int, began: float) -> None:
+        """Take note of a look, or of a take-over, that showed this head and is over now."""
+        self._looks.append((head + 0.5, began, self._clock(), f"look at {head}"))
+
+    def calls(self, ids: Collection[int] | None = None) -> list[Call]:
+        """Return the calls that had an answer; `ids`: of orders with these ids alone."""
+        orders = [
+            (float(row_id), self._began.get(key, -inf), ended, key)
+            for key, (row_id, ended) in self._ended.items()
+            if ids is None or row_id in ids
+        ]
+        return sorted([*orders, *self._looks])
+
+    def over(self, ids: Collection[int] | None = None) -> None:
+        """Judge all calls."""
+        latest, by = -inf, ""
+        for _, began, ended, what in self.calls(ids):
+            self.rule("G4 linearizable", ended >= latest, what, "ended before the earlier", by)
+            if began > latest:
+                latest, by = began, what
+
+    def promises(self) -> Iterator[tuple[str, bool]]:
+        yield "G4", all(after[2] >= before[1] for before, after in combinations(self.calls(), 2))
