@@ -9,7 +9,7 @@ from chain_kernel.seal import PAGE_ROWS_MAX
 from tests.judge.judge import Judge
 from tests.simulation.seen import rows_of
 
-from .processes import HISTORIES
+from .processes import history_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,9 +38,7 @@ async def inspect(
         await _check_pages(now)
     for order in acked:
         judge.saw("answered", order.key, order.payload, order.ack.id, order.ack.pid)
-    whose = str(chain.config.database), chain.chain_id
-    if whose in HISTORIES:
-        HISTORIES[whose].over({row.id for row in rows})
+    history_of(chain.config).over({row.id for row in rows})
     for name, events in (effects or {}).items():
         judge.saw("effect", name, rows_of(events))
     return rows

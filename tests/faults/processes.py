@@ -20,8 +20,17 @@ from tests.pipes import send_to_child
 
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 
-HISTORIES: dict[tuple[str, int], History] = {}
-"""By database and chain: the calls of all workers, by the test's clock."""
+_HISTORIES: dict[tuple[str, int], History] = {}
+
+
+def history_of(config: SequencerConfig) -> History:
+    """Return the calls of all workers of a chain, by the test's clock.
+
+    Each test has a database of its own name, which is reached by many ways.
+    """
+    name = str(config.database).rpartition("/")[2].partition("?")[0]
+    return _HISTORIES.setdefault((name, config.chain_id), History(time.monotonic))
+
 
 _ROOT = Path(__file__).parents[2]
 
@@ -72,9 +81,7 @@ class Worker:
             cwd=_ROOT,
             limit=LINE_BYTES_MAX,
         )
-        whose = str(config.database), config.chain_id
-        history = HISTORIES.setdefault(whose, History(time.monotonic))
-        worker = cls(process, payload_bytes, history)
+        worker = cls(process, payload_bytes, history_of(config))
         await worker._send(msgspec.json.encode(config))
         return worker
 

@@ -402,7 +402,7 @@ class Round:
         due = {row_id for row_id in stored if row_id <= self._delivered_id}
         gone = {order.ack.id for order in acked} - stored
         self._lost = len(gone) + len(due - {event.id for event in self.journal.events})
-        await inspect(self.chain, acked, {"journal": self.journal.events})
+        await inspect(self.chain, acked, {"journal": list(self.journal.events)})
         await require_whole(self.chain)
 
     @property

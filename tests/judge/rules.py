@@ -10,11 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+SHOWN_MAX = 500
+"""Characters of what was seen."""
+
+
 class Diverged(AssertionError):
     """What was seen is nothing that the model does: `rule` begins with its guarantee."""
 
     def __init__(self, rule: str, *shown: object) -> None:
-        super().__init__(f"{rule}: {' '.join(map(str, shown))}")
+        super().__init__(f"{rule}: {' '.join(map(str, shown))}"[:SHOWN_MAX])
         self.rule = rule
 
 
