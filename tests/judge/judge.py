@@ -40,6 +40,9 @@ class Judge:
         self.models = (self.fence, self.publish, self.receive, self.effects, self.history)
         self.log: list[tuple[Any, ...]] | None = [] if keeps else None
         self.divergence: Diverged | None = None
+        self.successions: set[tuple[str, str]] = set()
+        """What was seen right after what: how many interleavings worlds have shown."""
+        self._last = ""
         self._steps: defaultdict[str, list[Callable[..., None]]] = defaultdict(list)
         for model in self.models:
             for name, step in vars(type(model)).items():
@@ -48,6 +51,8 @@ class Judge:
 
     def saw(self, what: str, *values: Any) -> None:
         """Step the models. Raises Diverged, which a caller may swallow: it is kept."""
+        self.successions.add((self._last, what))
+        self._last = what
         if self.log is not None:
             self.log.append((what, *values))
         try:

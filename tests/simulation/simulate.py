@@ -5,25 +5,43 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
+from tests.simulation.shrink import shrink
 from tests.simulation.world import SeedFailed, simulate
 
 CHUNK = 50
 
 
-def live_through(until: int, first: int) -> tuple[int, list[tuple[int, str]]]:
-    """Return how many seeds were lived through from `first` on, and those that failed."""
+class Lived(NamedTuple):
+    """What some worlds have shown."""
+
+    worlds: int
+    failures: list[tuple[int, str]]
+    """Seeds, and how they failed."""
+    successions: set[tuple[str, str]]
+    asked: Counter[str]
+    """How often each rule was asked."""
+
+
+def live_through(until: int, first: int) -> Lived:
+    """Live through some worlds from the seed `first` on, at most up to `until`."""
     seeds = range(first, min(first + CHUNK, until))
-    failures = []
+    lived = Lived(len(seeds), [], set(), Counter())
     for seed in seeds:
         try:
-            simulate(seed)
+            judge = simulate(seed).judge
+            lived.successions.update(judge.successions)
+            for model in judge.models:
+                lived.asked.update(dict.fromkeys(model.RULES, 0))
+                lived.asked.update(model.decided)
         except SeedFailed as failure:
-            failures.append((seed, str(failure)))
-    return len(seeds), failures
+            shown = f"{failure}\n\nthe smallest that fails so: {shrink(failure)}"
+            lived.failures.append((seed, shown))
+    return lived
 
 
 def main() -> int:
@@ -34,16 +52,21 @@ def main() -> int:
     given = parser.parse_args()
     until = given.seed + given.seeds
     began, done, failed = time.monotonic(), 0, list[int]()
+    successions, asked = set[tuple[str, str]](), Counter[str]()
     with ProcessPoolExecutor(given.jobs) as pool:
         firsts = range(given.seed, until, CHUNK)
-        for count, failures in pool.map(partial(live_through, until), firsts):
-            done += count
-            for seed, shown in failures:
+        for lived in pool.map(partial(live_through, until), firsts):
+            done += lived.worlds
+            successions |= lived.successions
+            asked.update(lived.asked)
+            for seed, shown in lived.failures:
                 failed.append(seed)
                 tell(sys.stdout, f"{shown}\n")
             rate = done / (time.monotonic() - began)
             tell(sys.stderr, f"\r{done} of {given.seeds}, {rate:.0f}/s, {len(failed)} failed")
     tell(sys.stderr, "\n")
+    never = [rule for rule, times in asked.items() if not times]
+    tell(sys.stdout, f"{len(successions)} successions of what was seen; never asked: {never}\n")
     tell(sys.stdout, f"{done} seeds, {len(failed)} failed {failed or ''}\n")
     return 1 if failed else 0
 

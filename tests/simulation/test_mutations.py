@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .mutations import MUTATIONS, Mutation
+from .shrink import shrink
 from .world import SeedFailed, simulate
 
 pytestmark = pytest.mark.simulation
@@ -26,3 +27,15 @@ def first_failure(mutation: Mutation) -> SeedFailed | None:
         except SeedFailed as failure:
             return failure
     return None
+
+
+def test_failing_world_is_made_smaller_and_breaks_the_same_rule() -> None:
+    mutation = next(each for each in MUTATIONS if each.name == "acknowledged_before_commit")
+    with mutation.done():
+        found = first_failure(mutation)
+        assert found is not None
+        smallest = shrink(found)
+    assert smallest.rule == found.rule
+    plan = smallest.plan
+    assert (plan.pairs, plan.clients, plan.receivers, plan.faults_per_second) == ((), 1, 1, 0.0)
+    assert str(smallest).startswith(f"seed {found.seed} with {{")

@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from .seen import SeenChain, SeenLog
 from .watch import LeadWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Collection, Coroutine, Iterator
     from typing import Any
 
     from chain_kernel.errors import GapError, HaltError, TopicError
@@ -75,10 +76,13 @@ def ignore(*_: object) -> None:
 class World:
     """Everything of one seed."""
 
-    def __init__(self, plan: Plan, *, keeps: bool = False) -> None:
-        """With `keeps` its judge keeps the log of what was seen."""
+    def __init__(
+        self, plan: Plan, *, keeps: bool = False, without_faults: Collection[int] = ()
+    ) -> None:
+        """With `keeps` its judge keeps the log of what was seen; `without_faults`: by number."""
         self.plan = plan
         self.keeps = keeps
+        self.without_faults = without_faults
         self.loop = virtual_clock()
         self.random = Random(plan.seed)
         self.trace: deque[str] = deque(maxlen=SHOWN_LINES)
@@ -318,14 +322,15 @@ class World:
         if self.plan.old_primary != "never replaced":
             later(self, pairs_seconds, partial(lose_standby, self))
         rate = self.plan.faults_per_second
-        while True:
+        for number in count(1):
             pause = self.random.expovariate(rate) if rate else self.plan.fault_seconds
             left = end - self.loop.time()
             await asyncio.sleep(min(pause, left))
             self.check()
             if pause >= left:
                 return
-            befall(self)
+            if number not in self.without_faults:
+                befall(self)
 
     def break_broker(self, how: str) -> None:
         """Have the broker refuse, give no answer, or be without the topic; not once all healed."""
@@ -375,22 +380,38 @@ class World:
 class SeedFailed(AssertionError):
     """A seed found something: what, and how to see it again."""
 
-    def __init__(self, world_plan: Plan, error: BaseException, trace: list[str]) -> None:
+    def __init__(
+        self, plan: Plan, error: BaseException, trace: list[str], changes: dict[str, Any]
+    ) -> None:
+        """`changes` are those to what the seed draws."""
         story = "\n".join(trace)
+        changed = f" with {changes}" if changes else ""
         super().__init__(
-            f"seed {world_plan.seed}: {error}\n{world_plan}\n{story}\n"
-            f"replay: make simulate SEED={world_plan.seed} SEEDS=1"
+            f"seed {plan.seed}{changed}: {error}\n{plan}\n{story}\n"
+            f"replay: make simulate SEED={plan.seed} SEEDS=1"
         )
-        self.seed = world_plan.seed
+        self.seed, self.plan, self.changes = plan.seed, plan, changes
+        self.rule = str(error).partition(":")[0]
 
 
-def simulate(seed: int, *, keeps: bool = False, **changes: Any) -> World:
-    """Live through the world of `seed`; `keeps` as of a World. Raises SeedFailed."""
+def simulate(
+    seed: int,
+    *,
+    keeps: bool = False,
+    without_faults: Collection[int] = (),
+    **changes: Any,
+) -> World:
+    """Live through the world of `seed`, with `changes` to its plan; the rest is as of a World.
+
+    Raises SeedFailed.
+    """
     plan = msgspec.structs.replace(Plan.draw(seed), **changes)
+    if without_faults:
+        changes = {**changes, "without_faults": tuple(without_faults)}
     worlds: list[World] = []
 
     async def live() -> None:
-        worlds.append(World(plan, keeps=keeps))
+        worlds.append(World(plan, keeps=keeps, without_faults=without_faults))
         try:
             await worlds[0].live()
         finally:
@@ -401,7 +422,8 @@ def simulate(seed: int, *, keeps: bool = False, **changes: Any) -> World:
             run_virtual(live(), seed=seed, seconds=600.0)
             worlds[0].check()
         except Exception as error:
-            raise SeedFailed(plan, error, list(worlds[0].trace) if worlds else []) from error
+            trace = list(worlds[0].trace) if worlds else []
+            raise SeedFailed(plan, error, trace, changes) from error
     return worlds[0]
 
 
