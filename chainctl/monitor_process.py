@@ -24,7 +24,7 @@ from chain_kernel.clients.http_server import HttpLimits, HttpServer
 from chain_kernel.monitoring import METRICS_AGE, READY, MonitorAnswer, Sample, metrics_of, respond
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
+    from collections.abc import MutableMapping
 
     from chain_kernel.clients.http_server import Receive, Send
 
@@ -63,16 +63,16 @@ class Pages:
     """The three pages, over the last report."""
 
     def __init__(self, look: Look[Raw]) -> None:
-        self._rendered: asyncio.Future[MonitorAnswer] | None = None
+        self._rendered: asyncio.Future[tuple[MonitorAnswer, float]] | None = None
+        """The samples, and when they were taken."""
         self._samples = Raw(msgspec.msgpack.encode(()))
         self._samples_at = look.at
-        self._shown: MonitorAnswer | None = None
+        self._shown: tuple[tuple[float, int], MonitorAnswer] | None = None
         self.take(look)
 
     def take(self, look: Look[Raw]) -> None:
         """Show this from now on."""
         self._look = look
-        self._shown = None
         if look.samples != _NONE:
             self._samples, self._samples_at = look.samples, look.at
             self._rendered = None
@@ -87,23 +87,26 @@ class Pages:
 
     async def _metrics_of_none(self) -> MonitorAnswer:
         """Return what is known of a process that hangs: an alert asks for it."""
-        return metrics_of([*READY.samples(False, {}), *self._age()])
-
-    def _age(self) -> Iterator[Sample]:
-        return METRICS_AGE.samples(time.monotonic() - self._samples_at, {})
+        age = time.monotonic() - self._samples_at
+        return metrics_of([*READY.samples(False, {}), *METRICS_AGE.samples(age, {})])
 
     async def _metrics(self) -> MonitorAnswer:
-        if self._rendered is None:  # once for all who ask; beside, since many chains take a second
-            rendering = asyncio.to_thread(_render, self._samples)
-            self._rendered = asyncio.ensure_future(rendering)
-        shown = await asyncio.shield(self._rendered)
-        if self._shown is None:  # one copy for all who ask, and may not read
-            age = metrics_of(self._age())
-            self._shown = MonitorAnswer(shown.media_type, shown.body + age.body)
-        return self._shown
+        if self._rendered is None:  # once for all who ask
+            self._rendered = asyncio.ensure_future(_rendered(self._samples, self._samples_at))
+        samples, at = await asyncio.shield(self._rendered)
+        # One copy a second for all who ask, and may not read. Newer samples may have come.
+        key = at, int(time.monotonic() - at)
+        if self._shown is None or self._shown[0] != key:
+            age = metrics_of(METRICS_AGE.samples(float(key[1]), {}))
+            self._shown = key, MonitorAnswer(samples.media_type, samples.body + age.body)
+        return self._shown[1]
 
 
 _NONE: Final = Raw(msgspec.msgpack.encode(None))
+
+
+async def _rendered(samples: Raw, at: float) -> tuple[MonitorAnswer, float]:
+    return await asyncio.to_thread(_render, samples), at  # many chains take a second
 
 
 def _render(samples: Raw) -> MonitorAnswer:

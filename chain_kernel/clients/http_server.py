@@ -542,18 +542,29 @@ class HttpServer:
     def _accept(self) -> None:
         """Accept some of those that have come. Where there is no room, the others wait in line."""
         for _ in range(_ACCEPTED_AT_ONCE):
-            has_room = self._make_room()
+            if self._is_full and not self.waiting:
+                self._pause()
+                return
             try:
-                if has_room:
-                    self.welcome(self._listening.accept()[0])
+                client = self._listening.accept()[0]
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:  # no descriptors, no memory
-                has_room = False
-            if not has_room:
-                self._loop.remove_reader(self._listening)
-                self._loop.call_later(_FULL_SECONDS, self._listen)
+                self._pause()
                 return
+            if self._is_full:  # once somebody is there who needs the place
+                longest = next(iter(self.waiting))
+                longest.abort()
+                self.forget(longest)
+            self.welcome(client)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.connections) >= self.limits.connections_max
+
+    def _pause(self) -> None:
+        self._loop.remove_reader(self._listening)
+        self._loop.call_later(_FULL_SECONDS, self._listen)
 
     def welcome(self, client: socket.socket) -> None:
         """Begin with what has come from a client, or wait for it."""
@@ -577,17 +588,6 @@ class HttpServer:
     def stop(self) -> None:
         """Take no more requests, and let `serve` return."""
         self._asked_to_end.set()
-
-    def _make_room(self) -> bool:
-        """Return whether there is room for one more, made by closing the longest waiting one."""
-        if len(self.connections) < self.limits.connections_max:
-            return True
-        longest = next(iter(self.waiting), None)
-        if longest is None:
-            return False
-        longest.abort()
-        self.forget(longest)
-        return True
 
     def forget(self, connection: _HttpConnection | _Silent) -> None:
         """Count it no longer."""

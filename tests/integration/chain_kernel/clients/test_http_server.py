@@ -228,6 +228,17 @@ async def test_client_that_is_waited_for_longest_makes_room(sent: bytes) -> None
         assert len(server.connections) <= 4
 
 
+async def test_last_place_is_kept_for_one_whose_request_comes_a_moment_later() -> None:
+    async with serving(connections_max=2) as (_, echo, port), connected(port, GET % b"hold"):
+        await echo.begun.wait()
+        async with connected(port) as (reader, writer):
+            for _ in range(20):  # it was accepted, and another one was looked for
+                await asyncio.sleep(0)
+            writer.write(GET.replace(b"here", b"h\r\nConnection: close") % b"a")
+            assert (await reader.read()).endswith(b"/a")
+        echo.let_go.set()
+
+
 async def test_crowd_closes_no_connection_whose_request_was_not_read() -> None:
     asked = GET.replace(b"here", b"h\r\nConnection: close") % b"a"
     async with serving(connections_max=20) as (_, _, port):
