@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.postgres import Connection, Record
     from chain_kernel.monitoring import Sample
+    from outbox.session import OutboxSession
 
 
 _SQL: Final = load_sql("outbox", "sql/acts.sql")
@@ -150,6 +151,36 @@ UNFINISHED_METRICS: Final = (
 """What is in the database, with the labels `destination` and `status`."""
 
 
+class SilentConsumer(Struct, frozen=True):
+    """A consumer that lets messages wait and says nothing."""
+
+    destination: str
+    consumer: str
+    heard_at: datetime | None
+    """When it was last heard of; None: never."""
+
+    def __str__(self) -> str:
+        if self.heard_at is None:
+            return f"nothing was ever heard of consumer {self.consumer}"
+        return f"consumer {self.consumer} is silent since {self.heard_at:%Y-%m-%dT%H:%M:%SZ}"
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metric at this instant; see `chain_kernel.monitoring`."""
+        labels = {"destination": self.destination, "consumer": self.consumer}
+        return SILENT_METRIC.samples(self, labels)
+
+
+SILENT_METRIC: Final = Metric[SilentConsumer](
+    "orderchain_outbox_silent", "gauge",
+    "1 for a consumer that was not heard of for five minutes, though messages wait for it.",
+    lambda _: 1,
+)  # fmt: skip
+"""Who is silent, with the labels `destination` and `consumer`."""
+
+METRICS: Final = (*UNFINISHED_METRICS, SILENT_METRIC)
+"""What a relay reads from the database for its metrics."""
+
+
 async def find(connection: Connection, chosen: DeliveryFilter) -> list[ListedDelivery]:
     """Return deliveries, oldest first; finished ones only if a final status is asked for."""
     found: list[Any] = []
@@ -189,15 +220,14 @@ async def would_act(connection: Connection, what: Act, chosen: DeliveryFilter) -
     return [_changed(row) for row in rows]
 
 
-async def silent_consumers(connection: Connection) -> dict[str, str]:
-    """Return the consumers that let messages wait and say nothing, by destination."""
-    found: dict[str, list[str]] = {}
-    for name, consumer, heard_at in await connection.fetch(_SQL["silent"], CONSUMER_SILENT_SECONDS):
-        silent = f"nothing was ever heard of consumer {consumer}"
-        if heard_at is not None:
-            silent = f"consumer {consumer} is silent since {heard_at:%Y-%m-%dT%H:%M:%SZ}"
-        found.setdefault(name, []).append(silent)
-    return {name: "; ".join(silent) for name, silent in found.items()}
+async def silent_consumers(source: Connection | OutboxSession) -> list[SilentConsumer]:
+    """Return the consumers that let messages wait and say nothing, by destination and name.
+
+    Raises as `fetch` of the source.
+    """
+    return [
+        SilentConsumer(*row) for row in await source.fetch(_SQL["silent"], CONSUMER_SILENT_SECONDS)
+    ]
 
 
 async def troubles(connection: Connection) -> dict[str, str]:
@@ -221,7 +251,9 @@ async def read_counts(connection: Connection, overdue_seconds: float) -> list[di
     late_of = {
         tuple(row[:2]): row[2:] for row in await connection.fetch(_SQL["overdue"], overdue_seconds)
     }
-    wrong, silent = await troubles(connection), await silent_consumers(connection)
+    wrong, silences = await troubles(connection), dict[str, list[str]]()
+    for silent in await silent_consumers(connection):
+        silences.setdefault(silent.destination, []).append(str(silent))
     # Each relay and message service measures the outbox, every `upkeep_seconds`.
     seen_seconds = float(await connection.fetchval(_SQL["relay_seen"]))
     now = time.time()
@@ -237,7 +269,7 @@ async def read_counts(connection: Connection, overdue_seconds: float) -> list[di
                 overdue=late,
                 overdue_seconds=late_seconds,
                 trouble=wrong.get(name),
-                silent=silent.get(name),
+                silent="; ".join(silences.get(name, ())) or None,
             )
         )
     # A destination may be in trouble before anything goes to it.

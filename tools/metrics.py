@@ -24,7 +24,7 @@ EXPORTED: Final = (
     ("chain_verifier.spark.follow", "METRICS"),
     ("chainctl.commands.verifier.seal", "METRICS"),
     ("outbox.sender.config", "METRICS"),
-    ("outbox.acts", "UNFINISHED_METRICS"),
+    ("outbox.acts", "METRICS"),
     ("outbox.consumer.config", "METRICS"),
     ("outbox.callback.callback_service", "METRICS"),
 )

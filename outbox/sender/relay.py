@@ -6,6 +6,7 @@ Fire after commit is its little sister without a table: it sends at once, or nev
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from copy import deepcopy
@@ -16,8 +17,14 @@ from uuid import uuid4
 from chain_kernel.clients.topics import TopicDurability
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import OrderchainError, SettingError
-from chain_kernel.text import reason_of
-from outbox.acts import UNFINISHED, Unfinished, unfinished_of
+from chain_kernel.text import printable, reason_of
+from outbox.acts import (
+    UNFINISHED,
+    SilentConsumer,
+    Unfinished,
+    silent_consumers,
+    unfinished_of,
+)
 from outbox.destination import LOSS, OPEN_SECONDS_MAX, topics_of
 from outbox.errors import DestinationMissing, PartEnded
 from outbox.message import Message, check_message, draw_message_ids, smallest_id, traced
@@ -49,38 +56,63 @@ if TYPE_CHECKING:
     from outbox.sender.sweep import ConsumerLog
 
 
+_log = logging.getLogger(__name__)
+
 _TAKING = frozenset({"sweep", "retention", "confirms"})
 """The parts that take work in: at a stop they end first, and what they took is finished."""
 
 _READ_SECONDS: Final = 15.0
 """How often the deliveries are counted at most: the count reads an index entry per delivery."""
 
+_SILENCE_SECONDS: Final = 60.0
+"""How often silent consumers are looked for: the look reads what waits for long."""
 
-class UnfinishedDeliveries:
-    """Counts the unfinished deliveries for as long as somebody looks at the samples."""
+
+class OutboxFigures:
+    """Counts the unfinished deliveries for as long as somebody looks at the samples.
+
+    Consumers that are silent are looked for all the time, since the log names them, too.
+    """
 
     def __init__(self, config: RelayConfig) -> None:
         self._session = OutboxSession(config, "figures")  # the others must not wait for a count
         self._is_wanted = asyncio.Event()
         self._found: list[Unfinished] = []
+        self._silent: list[SilentConsumer] = []
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what was counted last, and have it counted again; nothing at the first time."""
+        """Yield what was found last, and have it counted again; nothing at the first time."""
         self._is_wanted.set()
-        for one in self._found:
-            yield from one.samples()
+        for unfinished in self._found:
+            yield from unfinished.samples()
+        for silent in self._silent:
+            yield from silent.samples()
 
     async def run(self) -> None:
         """Count until cancelled. Raises as `OutboxSession.fetch`; then nothing is shown."""
+        loop, looked_at = asyncio.get_running_loop(), float("-inf")
         while True:
-            await self._is_wanted.wait()
-            self._is_wanted.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(looked_at + _SILENCE_SECONDS):
+                    await self._is_wanted.wait()
             try:
-                self._found = unfinished_of(await self._session.fetch(UNFINISHED))
+                if self._is_wanted.is_set():
+                    self._is_wanted.clear()
+                    self._found = unfinished_of(await self._session.fetch(UNFINISHED))
+                if loop.time() >= looked_at + _SILENCE_SECONDS:
+                    self._name(await silent_consumers(self._session))
+                    looked_at = loop.time()
             except BaseException:
-                self._found = []
+                self._found, self._silent = [], []
                 raise
             await asyncio.sleep(_READ_SECONDS)
+
+    def _name(self, silent: list[SilentConsumer]) -> None:
+        """Log the consumers that have become silent."""
+        known, self._silent = set(self._silent), silent
+        for one in silent:
+            if one not in known:
+                _log.warning("destination %s: %s", printable(one.destination), printable(str(one)))
 
     async def close(self) -> None:
         """Close the connection; never raises."""
@@ -138,7 +170,7 @@ class Relay(ServiceOfParts):
             config, self._store.writing, clock or SystemClock(), self.counters
         )
         self._durability = TopicDurability(config.kafka, "relay-topics", LOSS)
-        self._unfinished = UnfinishedDeliveries(config)
+        self._figures = OutboxFigures(config)
         self._parts = Parts("relay")
 
     @property
@@ -153,13 +185,14 @@ class Relay(ServiceOfParts):
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics at this instant; see `chain_kernel.monitoring`.
 
-        Unfinished deliveries are counted at most every 15 s, and only while this is called.
+        Unfinished deliveries are counted at most every 15 s, and only while this is called; silent
+        consumers are looked for every minute.
         """
         stats = self.stats()
         for metric in METRICS:
             yield from metric.samples(stats, {})
         yield from WAITING.samples(self.waiting, {})
-        yield from self._unfinished.samples()
+        yield from self._figures.samples()
 
     def why_not_ready(self) -> str | None:
         """Return in one line why it sends nothing; None when it does."""
@@ -191,14 +224,14 @@ class Relay(ServiceOfParts):
             ("sweep", self._keep_sweeping),
             ("retention", self._keep_tidy),
             ("topics", self._look_at_topics),
-            ("figures", self._unfinished.run),
+            ("figures", self._figures.run),
         )
         for name, work in works:
             self._parts.begin(name, endless(name, work))
 
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
-            closing.push_async_callback(self._unfinished.close)
+            closing.push_async_callback(self._figures.close)
             closing.push_async_callback(self._store.close)
             closing.push_async_callback(self._sender.close)
             if self._parts.are_begun:

@@ -48,6 +48,10 @@ OLDEST_SECONDS: Final = 0.2
 """How often the oldest unfinished message is looked up while sweeps or sends follow each other."""
 
 
+HEARD_SECONDS: Final = 60.0
+"""How often it is stored that a consumer confirms."""
+
+
 _BY_ID: Final = attrgetter("message_id")
 _COUNTS: Final = ("consumed", "early", "late")
 
@@ -95,6 +99,7 @@ class RelayStore:
         self._confirm = OutboxSession(config, "confirm")
         self._oldest: UUID | None = None
         self._asked_at = 0.0  # by the loop's clock
+        self._heard_at: dict[tuple[str, str], float] = {}  # of consumer and destination
 
     async def destinations(self) -> dict[str, Destination]:
         """Return every destination, by its name."""
@@ -168,9 +173,10 @@ class RelayStore:
         """
         ordered = sorted(set(confirms))
         ids, consumers = zip(*ordered, strict=True) if ordered else ((), ())
-        rows = await self._confirm.fetch(SQL["applied"], ids, consumers, sources(Change.APPLIED))
+        given = ids, consumers, sources(Change.APPLIED)
+        applied = await self._confirm.fetch(SQL["applied"], *given)
         read_on = self._confirm.last
-        consumed, early, late = (sum(row[name] for row in rows) for name in _COUNTS)
+        consumed, early, late = (sum(row[name] for row in applied) for name in _COUNTS)
         repeated = len(confirms) - len(ordered)
         missing = len(ordered) - consumed
         if missing:
@@ -180,7 +186,20 @@ class RelayStore:
             repeated, missing = repeated + before, max(missing - before, 0)
         if outlives and (repeated or missing):
             await self._confirm.barrier(read_on)
+        await self._hear((row["consumer"], row["destination"]) for row in applied)
         return ConfirmOutcome(consumed, early, late, repeated, missing)
+
+    async def _hear(self, confirmed: Iterable[tuple[str, str]]) -> None:
+        """Store now and then that consumers have confirmed messages to destinations."""
+        now = asyncio.get_running_loop().time()
+        news = sorted(
+            each
+            for each in confirmed
+            if now - self._heard_at.get(each, -HEARD_SECONDS) >= HEARD_SECONDS
+        )
+        if news:
+            await self._confirm.execute(SQL["heard"], *zip(*news, strict=True))
+            self._heard_at.update(dict.fromkeys(news, now))
 
     async def postpone(self, retries: Sequence[tuple[UUID, str, int]]) -> None:
         """Resend nothing before the consumer's retry, whose time is in unix nanoseconds."""

@@ -61,21 +61,13 @@ WITH waiting AS (
        -- Sent once, so long ago; or resent since, and made so long ago.
        AND (pending.sent_at < now() - make_interval(secs => $1) OR pending.send_count > 1
             AND pending.message_id < outbox_id_at(now() - make_interval(secs => $1)))
-), quiet AS MATERIALIZED (
-    SELECT waiting.destination, waiting.consumer, reported.at
-      FROM waiting LEFT JOIN outbox_destination AS known USING (destination)
-     CROSS JOIN LATERAL (SELECT max(told_at) AS at FROM outbox_progress AS progress
-                          WHERE progress.consumer = waiting.consumer AND progress.topic = known.topic
-           ) AS reported
-     WHERE (reported.at >= now() - make_interval(secs => $1)) IS NOT TRUE
-), applied AS MATERIALIZED ( -- the whole table is read: once for all, and for none not at all
-    SELECT destination, consumer, max(finished_at) AS at
-      FROM outbox_done WHERE status = 2 AND EXISTS (SELECT FROM quiet)
-     GROUP BY destination, consumer
 )
-SELECT destination, consumer, greatest(quiet.at, applied.at) AS heard_at
-  FROM quiet LEFT JOIN applied USING (destination, consumer)
- WHERE (applied.at >= now() - make_interval(secs => $1)) IS NOT TRUE
+SELECT waiting.destination, waiting.consumer, heard.at AS heard_at
+  FROM waiting LEFT JOIN outbox_destination AS known USING (destination)
+ CROSS JOIN LATERAL (SELECT max(told_at) AS at FROM outbox_progress AS progress
+                      WHERE progress.consumer = waiting.consumer AND progress.topic = known.topic
+       ) AS heard
+ WHERE (heard.at >= now() - make_interval(secs => $1)) IS NOT TRUE
  ORDER BY 1, 2
 
 -- relay_seen: seconds since a relay, or a person, measured the outbox; relays do once a minute

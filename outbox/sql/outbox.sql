@@ -133,7 +133,7 @@ CREATE TABLE outbox_space (
 INSERT INTO outbox_space DEFAULT VALUES;
 
 -- How far each consumer has come in each partition, as its confirms report: what was sent below
--- that is lost and not merely queued.
+-- that is lost and not merely queued. Partition -1: when it last confirmed, with or without that.
 CREATE TABLE outbox_progress (
     consumer    text        NOT NULL,
     topic       text        NOT NULL,

@@ -181,6 +181,14 @@ ON CONFLICT (consumer, topic, "partition")
 DO UPDATE SET "offset" = EXCLUDED."offset", told_at = now()
  WHERE progress."offset" <> EXCLUDED."offset" OR progress.told_at < now() - interval '1 minute'
 
+-- heard: consumers $1 have confirmed messages to destinations $2, whatever progress they report
+INSERT INTO outbox_progress AS progress (consumer, topic, "partition", "offset")
+SELECT DISTINCT consumer, topic, -1, 0
+  FROM unnest($1::text[], $2::text[]) AS heard (consumer, destination)
+  JOIN outbox_destination USING (destination)
+ON CONFLICT (consumer, topic, "partition")
+DO UPDATE SET told_at = now() WHERE progress.told_at < now() - interval '1 minute'
+
 -- progress: how far each consumer has come
 SELECT consumer, topic, "partition", "offset" FROM outbox_progress
 

@@ -243,12 +243,12 @@ async def test_misspelt_consumer_is_named_after_minutes(sender: Sender) -> None:
         await sender.until_status(message_id, Status.CONFIRMED)
         await sender.confirm(clearing, message_id, consumer="present", progress=(1,))
         await sender.until_counted(relay, consumed=1)
-        assert await acts.silent_consumers(operator) == {}
+        assert await acts.silent_consumers(operator) == []
         await sender.admin.execute(
             "UPDATE outbox_pending SET sent_at = sent_at - interval '6 minutes'"
         )
-        found = await acts.silent_consumers(operator)
-        assert found == {"clearing": "nothing was ever heard of consumer misspelt"}
+        (found,) = await acts.silent_consumers(operator)
+        assert found == acts.SilentConsumer("clearing", "misspelt", None)
 
 
 async def test_consumer_that_reports_the_same_progress_again_is_not_silent(sender: Sender) -> None:
@@ -261,20 +261,38 @@ async def test_consumer_that_reports_the_same_progress_again_is_not_silent(sende
             await sender.until_status(each, Status.CONFIRMED)
         await sender.confirm(clearing, first, progress=(1,))
         await sender.until_counted(relay, consumed=1)
-        await sender.until_true("SELECT count(*) = 1 FROM outbox_progress")
+        await sender.until_true('SELECT count("offset" = 1 OR NULL) = 1 FROM outbox_progress')
         for statement in (
             "UPDATE outbox_pending SET sent_at = now() - interval '6 minutes'",
             "UPDATE outbox_progress SET told_at = now() - interval '6 minutes'",
-            "UPDATE outbox_done SET finished_at = now() - interval '6 minutes'",
         ):
             await sender.admin.execute(statement)
-        assert "clearing" in await acts.silent_consumers(operator)
+        (found,) = await acts.silent_consumers(operator)
+        assert str(found).startswith(f"consumer {CONSUMER} is silent since 20")
         await sender.confirm(clearing, second, kind=RETRYING, progress=(1,))
 
         async def is_heard_of() -> bool:
-            return await acts.silent_consumers(operator) == {}
+            return await acts.silent_consumers(operator) == []
 
         await sender.until(is_heard_of)
+
+
+async def test_consumer_that_confirms_without_progress_is_heard_of(sender: Sender) -> None:
+    """As by HTTP, or through a callback service."""
+    clearing = await sender.set_up()
+    operator = await sender.connect(OUTBOX_OPERATOR)
+    async with sender.relay() as relay:
+        first, second = await sender.store(2)
+        for each in (first, second):
+            await sender.until_status(each, Status.CONFIRMED)
+        await sender.admin.execute(
+            "UPDATE outbox_pending SET sent_at = now() - interval '6 minutes'"
+        )
+        assert [one.consumer for one in await acts.silent_consumers(operator)] == [CONSUMER]
+        await sender.confirm(clearing, first)
+        await sender.until_counted(relay, consumed=1)
+        await sender.until_true("SELECT count(*) = 1 FROM outbox_progress")
+        assert await acts.silent_consumers(operator) == []
 
 
 # ------------------------------------------------------------------------------- forged confirms
@@ -296,7 +314,8 @@ async def test_forged_confirm_consumes_nothing(sender: Sender) -> None:
         await sender.until_status(true, Status.CONSUMED)
         assert relay.stats().bad_confirms == {"proof": 2}
         assert (await sender.statuses())[forged] is Status.CONFIRMED
-        assert await sender.admin.fetchval("SELECT count(*) FROM outbox_progress") == 0
+        count = 'SELECT count(*) FROM outbox_progress WHERE "offset" > 0'
+        assert await sender.admin.fetchval(count) == 0
 
 
 async def test_after_a_rotation_of_the_key_what_is_unfinished_is_sent_again_and_confirmed(

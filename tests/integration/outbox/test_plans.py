@@ -12,13 +12,12 @@ import asyncpg
 import pytest
 
 import outbox
-from chain_kernel.sql import load_sql
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
 from outbox import Message, draw_message_ids
 from outbox.callback.callback_service import SQL as CALLBACK_SQL
 from outbox.callback.checked_sender import SQL as CHECKED_SQL
-from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY
+from outbox.roles import OUTBOX_RELAY
 from outbox.sender.check_back import SQL as PREPARED_SQL
 from outbox.sender.store import SQL
 from outbox.service.message_api import SQL as SERVICE_SQL
@@ -161,14 +160,6 @@ def rows_read(node: dict[str, Any]) -> Iterator[float]:
         yield from rows_read(below)
 
 
-def looks_at_done(node: dict[str, Any]) -> Iterator[int]:
-    """Yield how often each partition of `outbox_done` was looked at."""
-    if node.get("Relation Name", "").startswith("outbox_done"):
-        yield node["Actual Loops"]
-    for below in node.get("Plans", ()):
-        yield from looks_at_done(below)
-
-
 async def test_list_of_a_client_reads_its_own_messages_as_far_as_the_page_goes(
     session: OutboxSession, sender: Sender
 ) -> None:
@@ -218,45 +209,6 @@ async def test_what_is_due_is_read_as_far_as_the_limit_goes(
     ((plan,),) = await session.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", *values)
     assert sum(rows_read(json.loads(plan)[0]["Plan"])) < 100, plan
     assert len(await session.fetch(statement, *values)) == 10
-
-
-async def test_what_is_done_is_read_once_for_all_silent_consumers_and_not_for_one_that_reports(
-    sender: Sender,
-) -> None:
-    await sender.set_up(topic="t")
-    await sender.admin.execute("SELECT outbox_extend(now(), 24, 1)")
-    operator = await sender.connect(OUTBOX_OPERATOR)
-    silent = load_sql("outbox", "sql/acts.sql")["silent"]
-    ids, consumers = draw_message_ids(ROWS), ["a", "b", "c"]
-    await sender.admin.execute(
-        "INSERT INTO outbox_done (message_id, consumer, destination, status, send_count,"
-        " finished_at) SELECT message_id, 'a', 'clearing', 2, 1, now() - interval '1 hour'"
-        "   FROM unnest($1::uuid[]) AS message_id", ids,
-    )  # fmt: skip
-    await sender.admin.execute(
-        "INSERT INTO outbox_pending (message_id, consumer, destination, status, send_count,"
-        ' sent_at, topic, "partition", "offset", next_send_at)'
-        " SELECT $1, consumer, 'clearing', 1, 1,"
-        " now() - interval '1 hour', 't', 0, 7, now() FROM unnest($2::text[]) AS consumer",
-        ids[0], consumers,
-    )  # fmt: skip
-
-    async def looks() -> int:
-        ((plan,),) = await operator.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {silent}", 300.0)
-        return max(looks_at_done(json.loads(plan)[0]["Plan"]))
-
-    for look in ("SELECT", "VACUUM ANALYZE"):
-        await sender.admin.execute(look)
-        heard = {row["consumer"]: row["heard_at"] for row in await operator.fetch(silent, 300.0)}
-        assert heard == {"a": heard["a"], "b": None, "c": None}
-        assert heard["a"] is not None
-        assert await looks() == 1
-    await sender.admin.execute(
-        'INSERT INTO outbox_progress (consumer, topic, "partition", "offset")'
-        " SELECT consumer, 't', 0, 7 FROM unnest($1::text[]) AS consumer", consumers,
-    )  # fmt: skip
-    assert await operator.fetch(silent, 300.0) == []
-    assert await looks() == 0
 
 
 async def test_acknowledgement_is_a_heap_only_update(sender: Sender) -> None:

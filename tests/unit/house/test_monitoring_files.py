@@ -30,7 +30,7 @@ OPERATIONS = ROOT / "docs/operations.md"
 
 PARTS = (sequencer, topic, receiver, relay, consumer, follow, seal)
 EXPORTED = [
-    READY, METRICS_AGE, relay.WAITING, *acts.UNFINISHED_METRICS,
+    READY, METRICS_AGE, relay.WAITING, *acts.METRICS,
     *chain.from_iterable(part.METRICS for part in PARTS),
 ]  # fmt: skip
 SERIES = {

@@ -14,6 +14,8 @@ from outbox import Message, Status
 from outbox.message import smallest_id
 from tests.prometheus import scraped
 
+from ..conftest import CONSUMER
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -26,7 +28,8 @@ UUID7 = 7 << 76 | 2 << 62
 @pytest.fixture(autouse=True)
 def counts_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay reads what its metrics show again as soon as somebody asks."""
-    monkeypatch.setattr("outbox.sender.relay._READ_SECONDS", 0.1)
+    for name in ("_READ_SECONDS", "_SILENCE_SECONDS"):
+        monkeypatch.setattr(f"outbox.sender.relay.{name}", 0.1)
 
 
 async def test_messages_that_are_given_up_and_every_panel_of_a_relay(
@@ -60,6 +63,28 @@ async def test_message_that_its_consumer_does_not_confirm(sender: Sender, tmp_pa
             await outbox.add_many(business, [Message(old, "clearing", b"x")])
         await outbox.wake(business)
         await sender.until_status(old, Status.CONFIRMED)
+
+
+async def test_consumer_that_is_silent_is_named_by_an_alert_and_once_in_the_log(
+    sender: Sender, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clearing = await sender.set_up()
+    async with sender.relay() as relay, scraped(tmp_path, relay) as prometheus:
+        labels = {"destination": "clearing", "consumer": CONSUMER}
+        async with prometheus.alarm("OrderchainConsumerSilent", **labels):
+            (message_id,) = await sender.store(1)
+            await sender.until_status(message_id, Status.CONFIRMED)
+            await sender.admin.execute(
+                "UPDATE outbox_pending SET sent_at = now() - interval '6 minutes'"
+            )
+        await sender.confirm(clearing, message_id)
+
+        async def is_over() -> bool:
+            return not await prometheus.firing("OrderchainConsumerSilent")
+
+        await sender.until(is_over)
+    said = f"destination clearing: nothing was ever heard of consumer {CONSUMER}"
+    assert caplog.text.count(said) == 1
 
 
 async def test_outbox_that_refuses_messages(sender: Sender, tmp_path: Path) -> None:
