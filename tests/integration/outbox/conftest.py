@@ -76,7 +76,9 @@ class Sender:
     async def lose_records(self, topic: str, group: str, before: int) -> None:
         """Delete the records of partition 0 before an offset; `group` has committed the first."""
         at = TopicPartition(topic, 0)
-        async with AIOKafkaConsumer(bootstrap_servers=self.kafka, group_id=group) as consumer:
+        async with AIOKafkaConsumer(
+            bootstrap_servers=self.kafka, group_id=group, enable_auto_commit=False
+        ) as consumer:
             consumer.assign([at])
             await consumer.commit({at: 1})
         client = AIOKafkaAdminClient(bootstrap_servers=self.kafka)

@@ -346,7 +346,10 @@ def test_no_act_is_stored_while_a_process_of_the_consumer_runs(
 
     async def run() -> str:
         reader = AIOKafkaConsumer(
-            stopped.topic, group_id="clearing", bootstrap_servers=stopped.kafka
+            stopped.topic,
+            group_id="clearing",
+            bootstrap_servers=stopped.kafka,
+            enable_auto_commit=False,
         )
         async with deadline(), reader:
             given = [*stopped.words(), "0", *WHY]
