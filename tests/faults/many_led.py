@@ -15,8 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from itertools import count
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +36,8 @@ from tests.builders.topics import make_topics
 INTAKE: Final = "in.{chain}"
 TOPICS_AT_ONCE: Final = 50
 REPORT_SECONDS: Final = 10.0
+STOPPED: Final = 128 + signal.SIGTERM
+"""What a process ends with that was asked to."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -79,6 +80,11 @@ class Fleet:
         self._lease = lease
         self.processes: list[asyncio.subprocess.Process] = []
         self._late_ms: list[float] = []
+        self._is_sending = False
+        self._hears = asyncio.Event()
+        self.sent = 0
+        self.heard: set[str] = set()
+        """The keys of all orders that were delivered."""
         self._epochs = 0
         self._cpu: dict[int, float] = {}
         self._cpu_of_servers: tuple[float, ...] = (0.0, 0.0)
@@ -161,7 +167,13 @@ class Fleet:
     @contextlib.asynccontextmanager
     async def load(self, rate: float) -> AsyncIterator[None]:
         """Send orders to the chains in turn, and measure how late their frames are."""
-        tasks = [asyncio.create_task(self._send(rate)), asyncio.create_task(self._receive())]
+        receiving = asyncio.create_task(self._receive())
+        await asyncio.wait(
+            [receiving, asyncio.create_task(self._hears.wait())],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        self._is_sending = True
+        tasks = [receiving, asyncio.create_task(self._send(rate))]
         try:
             yield
         finally:
@@ -171,46 +183,62 @@ class Fleet:
                 if isinstance(outcome, Exception):
                     raise outcome
 
+    async def settle(self) -> None:
+        """Send no more, and wait until all that was sent is delivered."""
+        self._is_sending = False
+        await self.until_heard(self.sent)
+
+    async def until_heard(self, count: int) -> None:
+        """Wait until so many orders were delivered."""
+        while len(self.heard) < count:
+            if self.ended:
+                raise RuntimeError(f"processes have ended: {self.ended}")
+            await asyncio.sleep(0.1)
+
+    @property
+    def ended(self) -> list[int]:
+        """What processes have ended with that nobody stopped."""
+        found = [each.returncode for each in self.processes]
+        return [code for code in found if code not in (None, STOPPED)]
+
     async def _send(self, rate: float) -> None:
         run = secrets.token_hex(4)
         topics = [INTAKE.replace("{chain}", str(each)) for each in range(1, self.chains + 1)]
         async with AIOKafkaProducer(bootstrap_servers=self._kafka, linger_ms=0) as producer:
             await producer.client.set_topics(topics)  # else each first order waits for all before
             began = time.monotonic()
-            for number in count():
-                await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
-                topic = topics[number % self.chains]
-                await producer.send(
-                    topic, str(time.time_ns()).encode(), key=f"{run}-{number}".encode()
-                )
+            while self._is_sending:
+                await asyncio.sleep(max(0.0, began + self.sent / rate - time.monotonic()))
+                topic = topics[self.sent % self.chains]
+                key = f"{run}-{self.sent}".encode()
+                self.sent += 1
+                await producer.send(topic, str(time.time_ns()).encode(), key=key)
 
     async def _receive(self) -> None:
         """Read with several consumers: an answer has an entry for each partition, quiet or not."""
         every = range(1, self.chains + 1)
-        await asyncio.gather(
-            *(
-                self._receive_some(every[at : at + TOPICS_AT_ONCE])
-                for at in range(0, len(every), TOPICS_AT_ONCE)
-            )
-        )
+        async with contextlib.AsyncExitStack() as stack:
+            consumers = []
+            for at in range(0, len(every), TOPICS_AT_ONCE):
+                consumer = AIOKafkaConsumer(bootstrap_servers=self._kafka, enable_auto_commit=False)
+                consumers.append(await stack.enter_async_context(consumer))
+                some = every[at : at + TOPICS_AT_ONCE]
+                consumer.assign([TopicPartition(default_topic(each), 0) for each in some])
+                await consumer.seek_to_end()
+            self._hears.set()
+            await asyncio.gather(*map(self._hear, consumers))
 
-    async def _receive_some(self, chains: Sequence[int]) -> None:
-        places = [TopicPartition(default_topic(each), 0) for each in chains]
-        consumer = AIOKafkaConsumer(bootstrap_servers=self._kafka, enable_auto_commit=False)
-        async with consumer:
-            consumer.assign(places)
-            await consumer.seek_to_end()
-            seen: set[str] = set()
-            while True:
-                for records in (await consumer.getmany(timeout_ms=500)).values():
-                    for record in records:
-                        header = decode_header(record.value)
-                        if header.is_heartbeat:
-                            continue
-                        for event in decode_body(record.value, header):
-                            if event.key not in seen:
-                                seen.add(event.key)
-                                self._late_ms.append((time.time_ns() - int(event.payload)) / 1e6)
+    async def _hear(self, consumer: AIOKafkaConsumer) -> None:
+        while True:
+            for records in (await consumer.getmany(timeout_ms=500)).values():
+                for record in records:
+                    header = decode_header(record.value)
+                    if header.is_heartbeat:
+                        continue
+                    for event in decode_body(record.value, header):
+                        if event.key not in self.heard:
+                            self.heard.add(event.key)
+                            self._late_ms.append((time.time_ns() - int(event.payload)) / 1e6)
 
 
 @contextlib.contextmanager
@@ -265,9 +293,10 @@ def _fields(pid: int | str) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-async def run(options: argparse.Namespace) -> None:
-    """Make chains in a stack of their own, lead them twice, and report."""
-    stack = LocalStack(options.directory)
+@contextlib.asynccontextmanager
+async def fleet_in(directory: Path, chains: int, lease: float) -> AsyncIterator[Fleet]:
+    """Make chains in a stack of their own, which is removed at the end, as are its processes."""
+    stack = LocalStack(directory)
     stack.reset()
     stack.up()
     try:
@@ -277,37 +306,45 @@ async def run(options: argparse.Namespace) -> None:
         await connection.close()
         fleet = Fleet(
             environment["CHAINCTL_DATABASE"], stack.dsn(SEQUENCER_WRITER),
-            environment["CHAINCTL_KAFKA"], options.chains, options.lease,
-            options.directory,
+            environment["CHAINCTL_KAFKA"], chains, lease, directory,
         )  # fmt: skip
         await fleet.create()
-        say("created")
         try:
-            await fleet.start(*options.option)
-            await _until_led(fleet)
-            async with fleet.load(options.rate):
-                if not options.alone:
-                    await fleet.start(*options.option)
-                reports = int(options.seconds / REPORT_SECONDS)
-                for part in range(3):
-                    with busy(options.busy if part == 1 else 0):
-                        for _ in range(reports // 3):
-                            await asyncio.sleep(REPORT_SECONDS)
-                            say(await fleet.look())
+            yield fleet
         finally:
             await fleet.stop()
-            say(f"ended with {[each.returncode for each in fleet.processes]}")
     finally:
         stack.reset()
 
 
-async def _until_led(fleet: Fleet) -> None:
-    while (report := await fleet.look()).led < fleet.chains:
-        say(report)
+async def run(options: argparse.Namespace) -> None:
+    """Lead chains twice, and report."""
+    async with fleet_in(options.directory, options.chains, options.lease) as fleet:
+        say("created")
+        await fleet.start(*options.option)
+        await until_led(fleet, say)
+        async with fleet.load(options.rate):
+            if not options.alone:
+                await fleet.start(*options.option)
+            reports = int(options.seconds / REPORT_SECONDS)
+            for part in range(3):
+                with busy(options.busy if part == 1 else 0):
+                    for _ in range(reports // 3):
+                        await asyncio.sleep(REPORT_SECONDS)
+                        say(await fleet.look())
+    say(f"ended with {[each.returncode for each in fleet.processes]}")
+
+
+async def until_led(fleet: Fleet, report: Callable[[Report], None]) -> None:
+    """Wait until each chain is led; report each look."""
+    while True:
+        found = await fleet.look()
+        report(found)
+        if found.led == fleet.chains:
+            return
         if any(each.returncode is not None for each in fleet.processes):
             raise RuntimeError("the process has ended")
         await asyncio.sleep(2.0)
-    say(report)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""With its database silent a receiver delivers what comes live, whoever else writes there."""
+"""With its database silent a receiver delivers what comes live, although strangers write, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROUNDS = 30
 
 @pytest.fixture
 async def proxy(role_dsn: RoleDsn) -> AsyncIterator[Proxy]:
-    """What stands between the receiver and its database."""
+    """A proxy between the receiver and its database."""
     at = urlsplit(role_dsn(GAP_READER))
     async with Proxy(at.port or 0, postgres_requests) as made:
         yield made

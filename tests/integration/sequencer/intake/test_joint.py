@@ -155,7 +155,7 @@ async def test_place_goes_past_the_end_of_a_transaction_while_another_topic_is_b
         await sender.send_and_wait(readers.topics[0], b"order", partition=0)
     await sender.stop()
     ends: dict[int, int] = {}
-    values = []
+    values: list[bytes] = []
     async with deadline():
         while ends.get(0) != 2:  # the order, and the end of its transaction
             values.append(b"%d" % len(values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 from aiokafka import AIOKafkaProducer
 from confluent_kafka.admin import (
@@ -24,7 +25,7 @@ CHAINS = 4
 OTHERS = tuple(range(1, CHAINS))
 
 
-def denied(topic: str) -> tuple[object, ...]:
+def denied(topic: str) -> tuple[Any, ...]:
     """Return what forbids the receiver's login to read a topic, as the fields of a rule."""
     return (
         ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, f"User:{RECEIVER}", "*",
