@@ -90,6 +90,13 @@ class SecuredKafka:
         }
         return KafkaConfig(**{**given, **changed})
 
+    def set_password(self, user: str, password: str) -> None:
+        """Give a SCRAM user a password; it comes into force soon after."""
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+        given = UserScramCredentialUpsertion(user, scram, password.encode())
+        admin = AdminClient({"bootstrap.servers": self.server.bootstrap})
+        _wait(admin.alter_user_scram_credentials([given]))
+
     def make_topic(self, name: str, partitions: int = 1) -> None:
         """Make a topic, as the user who may do anything."""
         admin = AdminClient({"bootstrap.servers": self.server.bootstrap})

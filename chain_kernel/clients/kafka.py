@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
@@ -270,7 +270,7 @@ def make_consumer(
     """
     safe = {"enable_auto_commit": False, "auto_offset_reset": "none"}
     made = RecordConsumer(*topics, **connection_options(config, role), **{**safe, **options})
-    return _never_creating(made)
+    return _with_ours(made, config)
 
 
 def make_producer(
@@ -286,7 +286,7 @@ def make_producer(
     or after `replicas_ms`; by default when the client gives up, too, and loses the whole answer.
     """
     options = {"acks": "all", **options}
-    producer = _never_creating(AIOKafkaProducer(**connection_options(config, role), **options))
+    producer = _with_ours(AIOKafkaProducer(**connection_options(config, role), **options), config)
     copy_records_once(producer.client)
     if replicas_ms is not None:
         producer._sender._request_timeout_ms = replicas_ms  # it is only sent; 0.14 has no name
@@ -294,11 +294,23 @@ def make_producer(
 
 
 class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
-    """Connections that never ask a broker to make a topic: a misspelt one must be missed.
+    """Connections that never ask a broker to make a topic: a misspelt one must be missed. Each logs
+    in by the password of now: a receiver has one client for months.
 
     aiokafka's own ask for that with each request about a topic, and brokers may be set to do so. It
     is its own code, with another request in it.
     """
+
+    latest_password: Callable[[], str] | None = None
+
+    @property
+    def _sasl_plain_password(self) -> str | None:
+        """Return the password for a connect: as its file has it now, else the last one."""
+        if self.latest_password is not None:
+            with suppress(SettingError):
+                vars(self)["_sasl_plain_password"] = self.latest_password()
+        found: str | None = vars(self)["_sasl_plain_password"]
+        return found
 
     _asked = float("-inf")
     _ask_for_metadata = FunctionType(
@@ -320,10 +332,12 @@ class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
             self._asked = asyncio.get_running_loop().time()
 
 
-def _never_creating(client: Any) -> Any:  # noqa: ANN401 - aiokafka has no types
-    """Return a consumer, producer or admin client that makes no topic but by its own request."""
+def _with_ours(client: Any, config: KafkaConfig) -> Any:  # noqa: ANN401 - aiokafka has no types
+    """Return a consumer, producer or admin client with connections of ours, see `_Client`."""
     connections = client.client if hasattr(client, "client") else client._client
     connections.__class__ = _Client
+    if config.sasl_password_file:
+        connections.latest_password = config.read_password
     return client
 
 
@@ -378,7 +392,7 @@ def make_admin(
     **options: Any,  # noqa: ANN401 - those of aiokafka
 ) -> AIOKafkaAdminClient:
     """Return an admin client, not started; as `make_consumer`."""
-    return _never_creating(AIOKafkaAdminClient(**connection_options(config, role), **options))
+    return _with_ours(AIOKafkaAdminClient(**connection_options(config, role), **options), config)
 
 
 # -- reading -------------------------------------------------------------------------------------

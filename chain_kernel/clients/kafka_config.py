@@ -104,8 +104,8 @@ class KafkaConfig(
     sasl_username: str = ""
     sasl_password: str = ""
     sasl_password_file: str = ""
-    """A file that holds the password instead, without its last line break. It is read for each new
-    client, so that a password may be changed while processes run."""
+    """A file that holds the password instead, without its last line break. It is read for each
+    connection, so that a password may be changed while processes run."""
     sasl_token: Any = None
     """With OAUTHBEARER: an async function without arguments that returns a token as text. It is
     called for each new connection. A token that brokers refuse is seen at the start of a client;

@@ -155,6 +155,32 @@ async def test_client_that_runs_takes_a_new_certificate_at_its_next_connect(
         await close_client(consumer, 5.0)
 
 
+async def test_client_that_runs_takes_a_new_password_at_its_next_connect(
+    secured_kafka: SecuredKafka, tmp_path: Path
+) -> None:
+    user, file = f"user-{secrets.token_hex(4)}", tmp_path / "password"
+    file.write_text("the first")
+    secured_kafka.set_password(user, "the first")
+    config = secured_kafka.login(
+        SEQUENCER, sasl_username=user, sasl_password="", sasl_password_file=str(file)
+    )
+    async with deadline():
+        while not await is_broker_there(config, 5.0):
+            pass  # users come into force soon after they are stored
+        consumer = make_consumer(config, "test")
+        await start_client(consumer)
+        secured_kafka.set_password(user, "the second")
+        file.write_text("the second")
+        while not await is_broker_there(config, 5.0):
+            pass
+        cut(consumer)
+        await consumer.topics()
+        with spoiled(file, "away"):
+            cut(consumer)
+            await consumer.topics()
+        await close_client(consumer, 5.0)
+
+
 def cut(client: Any) -> None:
     for connection in list(client._client._conns.values()):
         cut_connection(connection)
