@@ -19,6 +19,7 @@ from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER, ROLES_OF
 from outbox.sender.business import store_messages, wake
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
+from tests.judge.deliveries import SEE, judge_deliveries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -283,8 +284,10 @@ async def make_sender(
         database=database,
     )
     admin = await asyncpg.connect(dsns[SUPERUSER])
+    await admin.execute(SEE)
     made = Sender(dsns, kafka, database, admin)
     yield made
+    await judge_deliveries(admin)
     for connection in (*made.connections, admin):
         connection.terminate()
 

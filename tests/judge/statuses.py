@@ -1,0 +1,81 @@
+"""Statuses of the outbox: each delivery moves along the table, and ends once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar
+
+from .rules import Model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+INIT, CONFIRMED, CONSUMED, ABNORMAL, PREPARED, CANCELLED, ABANDONED = range(7)
+
+Standing = tuple[int, bool]
+"""A status, and whether the sender has decided."""
+
+NEW = frozenset({(INIT, True), (PREPARED, False)})
+
+TABLE = frozenset({
+    ((PREPARED, False), INIT), ((PREPARED, False), CANCELLED), ((PREPARED, False), ABNORMAL),
+    ((ABNORMAL, False), INIT), ((ABNORMAL, False), CANCELLED), ((ABNORMAL, False), PREPARED),
+    ((ABNORMAL, False), ABANDONED),
+    ((INIT, True), CONFIRMED), ((INIT, True), CONSUMED), ((INIT, True), ABNORMAL),
+    ((INIT, True), ABANDONED),
+    ((CONFIRMED, True), CONFIRMED), ((CONFIRMED, True), CONSUMED), ((CONFIRMED, True), ABNORMAL),
+    ((CONFIRMED, True), ABANDONED),
+    ((ABNORMAL, True), CONSUMED), ((ABNORMAL, True), INIT), ((ABNORMAL, True), ABANDONED),
+})  # fmt: skip
+"""From where a delivery may become what."""
+
+
+class Statuses(Model):
+    """Deliveries by their names, as their rows change."""
+
+    RULES: ClassVar[tuple[str, ...]] = (
+        "G10 begins", "G10 table", "G10 decided", "G10 ends once", "G10 tries",
+    )  # fmt: skip
+
+    def __init__(self, without: str = "") -> None:
+        super().__init__(without)
+        self.standing: dict[str, Standing] = {}
+        self.ended: set[str] = set()
+        self.history: dict[str, list[Standing]] = {}
+
+    def stored(self, name: str, status: int, is_decided: bool) -> None:
+        self.rule("G10 begins", (status, is_decided) in NEW, name, status, is_decided)
+        self.rule("G10 ends once", name not in self.ended, name)
+        self._stand(name, status, is_decided)
+
+    def by_hand(self, name: str, status: int, is_decided: bool) -> None:
+        """Take note of what a test has set."""
+        self.history.pop(name, None)
+        self._stand(name, status, is_decided)
+
+    def moved(self, name: str, status: int, is_decided: bool) -> None:
+        self._require_line(name, status)
+        is_open = status == PREPARED or (status == ABNORMAL and not self.standing[name][1])
+        self.rule("G10 decided", is_decided is not is_open, name, status)
+        self._stand(name, status, is_decided)
+
+    def tried(self, name: str, tries: int, tries_max: int) -> None:
+        self.rule("G10 tries", tries <= tries_max, name, tries, tries_max)
+
+    def done(self, name: str, status: int) -> None:
+        self._require_line(name, status)
+        self.rule("G10 ends once", name not in self.ended, name)
+        self.ended.add(name)
+        self._stand(name, status, is_decided=True)
+
+    def promises(self) -> Iterator[tuple[str, bool]]:
+        steps = [step for stood in self.history.values() for step in pairwise(stood)]
+        yield "G10", all((before, after[0]) in TABLE for before, after in steps)
+
+    def _require_line(self, name: str, status: int) -> None:
+        before = self.standing.get(name)
+        self.rule("G10 table", (before, status) in TABLE, name, before, status)
+
+    def _stand(self, name: str, status: int, is_decided: bool) -> None:
+        self.standing[name] = (status, is_decided)
+        self.history.setdefault(name, []).append((status, is_decided))
