@@ -1,4 +1,4 @@
-"""Shows the judge of statuses what became of the deliveries of a database."""
+"""Shows the judge of statuses the history of the deliveries of a database."""
 
 from __future__ import annotations
 
