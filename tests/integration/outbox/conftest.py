@@ -287,9 +287,11 @@ async def make_sender(
     await admin.execute(SEE)
     made = Sender(dsns, kafka, database, admin)
     yield made
-    await judge_deliveries(admin)
-    for connection in (*made.connections, admin):
-        connection.terminate()
+    try:
+        await judge_deliveries(admin)
+    finally:
+        for connection in (*made.connections, admin):
+            connection.terminate()
 
 
 @pytest.fixture
