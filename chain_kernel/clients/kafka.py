@@ -308,8 +308,8 @@ class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
         """Return the password for a connect: as its file has it now, else the last one."""
         if self.latest_password is not None:
             with suppress(SettingError):
-                vars(self)["_sasl_plain_password"] = self.latest_password()
-        found: str | None = vars(self)["_sasl_plain_password"]
+                self.__dict__["_sasl_plain_password"] = self.latest_password()
+        found: str | None = self.__dict__["_sasl_plain_password"]
         return found
 
     _asked = float("-inf")
