@@ -120,6 +120,8 @@ WITH raised AS (
 )
 UPDATE chain_lease SET counter = counter + 1, released = true, step_down = false
  WHERE chain_id = $1 AND epoch = $2
+   -- Without the lock of above: where a commit holds the head's row, the lease is released, too.
+   AND EXISTS (SELECT FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3)
 RETURNING (SELECT last_id FROM chain_head WHERE chain_id = $1) AS last_id
 
 -- last_committed_at: when the batch that ends at $2 was committed
