@@ -24,8 +24,8 @@ TARGETS = {
     "outbox/consumer/decisions.py": "tests/unit/outbox/consumer",
     "outbox/consumer/admission.py": "tests/unit/outbox/consumer",
     "chain_kernel/model.py": "tests/unit/chain_kernel tests/unit/sequencer/test_core.py",
-    "sequencer/queries.sql": "tests/contract/test_chain_store.py tests/contract/test_key_store.py "
-    "tests/integration/sequencer/stores",
+    "sequencer/queries.sql": "tests/integration/sequencer/stores/test_fence_of_each_statement.py "
+    "tests/contract/test_chain_store.py tests/contract/test_key_store.py",
     "matcher_receiver/queries.sql": "tests/contract/test_checkpoint_store.py",
 }
 """The tests of each source; where they are many, those that know it best come first."""
