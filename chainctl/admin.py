@@ -77,7 +77,7 @@ async def _is_there(connection: Connection, part: SchemaPart) -> bool:
 
 
 async def _execute_schema(connection: Connection, part: SchemaPart) -> None:
-    from chain_kernel.clients.postgres import sqlstate_of
+    from chain_kernel.clients.postgres_errors import sqlstate_of
 
     try:
         await connection.execute(part.text())

@@ -54,7 +54,7 @@ async def _give_up_lock_wait(config: SessionConfig, process_id: int, found: list
     """
     # The driver is imported only where a connection is opened.
     from chain_kernel.clients import session
-    from chain_kernel.clients.postgres import SERVER_ERRORS
+    from chain_kernel.clients.postgres_errors import SERVER_ERRORS
 
     with suppress(OrderchainError, *SERVER_ERRORS):
         await asyncio.sleep(LOCK_SECONDS)

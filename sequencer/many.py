@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 from msgspec.structs import replace
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import is_too_many_connections
+from chain_kernel.clients.postgres_errors import is_too_many_connections
 from chain_kernel.clients.session import ClosedAtExit
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import SettingError

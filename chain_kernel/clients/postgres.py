@@ -1,6 +1,6 @@
 """Connections to PostgreSQL: how one is opened, and in one line why none is.
 
-No other module opens a connection of asyncpg or imports it.
+No other module opens a connection of asyncpg.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ from msgspec.structs import replace
 
 from chain_kernel.clients import abort
 from chain_kernel.clients.database_config import PINNED, server_name, warn_of_exposure
+from chain_kernel.clients.postgres_errors import (
+    DRIVER_ERRORS,
+    PoolerFound,
+    connect_refusal,
+    is_too_many_connections,
+    may_another_do,
+    pooler_found,
+    refusal_of_all,
+    rolled_back,
+)
 from chain_kernel.errors import (
     ConnectError,
     OrderchainError,
@@ -30,7 +40,7 @@ from chain_kernel.errors import (
     SettingError,
 )
 from chain_kernel.model import ServerIdentity
-from chain_kernel.sql import NUMBERED, load_sql, renumbering
+from chain_kernel.sql import load_sql
 from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
@@ -43,55 +53,16 @@ if TYPE_CHECKING:
     Place: TypeAlias = tuple[str, int, str]  # host, port and address
     LogMessage: TypeAlias = asyncpg.PostgresLogMessage
 
-# What the driver raises, so that a double of the database can raise it, too.
-ConnectionDoesNotExistError = asyncpg.ConnectionDoesNotExistError
-InFailedSQLTransactionError = asyncpg.InFailedSQLTransactionError
-InterfaceError = asyncpg.InterfaceError
-UniqueViolationError = asyncpg.UniqueViolationError
-
 DriverUUID: Final = pgproto.UUID
 """The driver's own UUID, a subclass of the standard library's that takes 0.3 us to make, not 1.6
 (asyncpg 0.32): a message makes three, of the 64 us of CPU time that two cores have for it."""
 
-DRIVER_ERRORS: Final = (
-    OSError,  # includes TimeoutError, ssl.SSLError and all errors of the network
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    # What the driver raises when the server ended the session between two of our statements.
-    asyncpg.InternalClientError,
-)
-"""All errors that a connection raises because of servers and networks."""
-
-SERVER_ERRORS: Final = (TimeoutError, ConnectionError, *DRIVER_ERRORS[1:])
-"""The same for code that also works with files, whose errors are OSErrors, too."""
-
 CLOSE_SECONDS: Final = 1.0
 """A connection that does not close by then is dropped: the server cleans up after it."""
 
-QUERY_CANCELED: Final = "57014"
-TOO_MANY_CONNECTIONS: Final = "53300"
 _TYPES_OF_OURS: Final = frozenset(
     {"bool", "bytea", "float8", "int2", "int4", "int8", "interval", "text", "timestamptz", "uuid"}
 )
-UNIQUE_VIOLATION: Final = "23505"
-
-_PASSING_CLASSES: Final = frozenset({"08", "40", "53", "55", "57", "58"})
-"""Classes of SQLSTATE: connection, rollback, resources (disk full), object in use, intervention,
-system error. The statement itself causes none of them, so the same one may succeed later."""
-
-_SCHEMA_MISSING: Final = frozenset({"42P01", "3F000", "42883", "42703"})
-"""For a table, a schema, a function, a column."""
-
-_NOT_ALLOWED: Final = "42501"
-_READ_ONLY: Final = "25006"
-"""On a standby, or with a role that reads by default."""
-
-_PROTOCOL_VIOLATION: Final = "08P01"
-
-_WRONG_PASSWORD: Final = "28P01"  # noqa: S105 - a code
-_NO_DATABASE: Final = "3D000"
-_AUTHORISATION_CLASS: Final = "28"
-
 _HANG_UPS: Final = (ConnectionResetError, BrokenPipeError, asyncpg.ConnectionDoesNotExistError)
 
 _SQL: Final = load_sql("chain_kernel.clients", "server.sql")
@@ -115,16 +86,6 @@ _ALERT_SECONDS: Final = 3.0
 """The longest look for the reason of a hang-up: two round trips."""
 _TLS_REQUEST: Final = struct.pack("!ii", 8, 80_877_103)
 """The message that requests TLS from a PostgreSQL server; it answers with one letter."""
-
-_CERTIFICATE_TIMES: Final = frozenset({9, 10})
-"""OpenSSL's codes for a certificate that is not valid yet, and for one that has expired."""
-_CERTIFICATE_NAMES: Final = frozenset({62, 64})
-"""The same for a host's name, and for its address, that the certificate does not have."""
-
-
-class PoolerFound(ConnectError):
-    """A pooler is in between, and another session may serve each transaction."""
-
 
 _ELEMENTS: Final = {
     "bool": (16, 1000),
@@ -212,13 +173,6 @@ async def fetch_of_owner(
         statement, *values, timeout=timeout, record_class=asyncpg.Record
     )
     return rows
-
-
-def rolled_back() -> asyncpg.PostgresError:
-    """Return the error of a commit that the server has answered with a rollback."""
-    return asyncpg.InFailedSQLTransactionError(
-        "a statement has failed and its error was hidden: the transaction is rolled back"
-    )
 
 
 async def connect(
@@ -323,12 +277,12 @@ async def _first(
             if isinstance(error, _HANG_UPS) and config.is_tls_certain:
                 error = await _alert(config, (host, port), address, share_end) or error
             refusal = connect_refusal(error, config, host, port)
-            if not _may_another_do(error):
+            if not may_another_do(error):
                 raise refusal from error
             refusals.append((refusal, error))
     causes = [error for _, error in refusals]
     cause = next((error for error in causes if is_too_many_connections(error)), causes[-1])
-    raise _of_all([refusal for refusal, _ in refusals], config) from cause
+    raise refusal_of_all([refusal for refusal, _ in refusals], config) from cause
 
 
 async def _newest(
@@ -364,7 +318,7 @@ async def _newest(
     if not refusals:
         raise RetryError("no server answered in time")
     cause = next((each for each in refusals if is_too_many_connections(each)), refusals[-1])
-    raise _of_all(refusals, config) from cause.__cause__
+    raise refusal_of_all(refusals, config) from cause.__cause__
 
 
 async def _answers(
@@ -467,179 +421,10 @@ async def _require_server(connection: Connection, wanted: ServerIdentity, name: 
     raise RetryError(f"database {name}: not the server of the term ({wanted}), but {found_now}")
 
 
-def is_too_many_connections(error: BaseException) -> bool:
-    """Return whether `error`, or its cause, says that server or role have no connection left."""
-    return TOO_MANY_CONNECTIONS in (sqlstate_of(error), sqlstate_of(error.__cause__ or error))
-
-
 async def close_connection(connection: Connection, within_seconds: float = CLOSE_SECONDS) -> None:
     """Close `connection` within the time, or drop it; never raises for what the server does."""
     with suppress(*DRIVER_ERRORS):
         await connection.close(timeout=within_seconds)
-
-
-# -- what errors mean --------------------------------------------------------------------------
-
-
-def sqlstate_of(error: BaseException) -> str:
-    """Return the code that PostgreSQL gave with `error`; empty when `error` is not from there."""
-    return str(getattr(error, "sqlstate", "") or "")
-
-
-def schema_refusal(error: BaseException) -> SchemaError | None:
-    """Return a SchemaError when `error` means that our tables do not exist, else None."""
-    if sqlstate_of(error) in _SCHEMA_MISSING:
-        expected = f"the tables that `chainctl schema apply [--part]` makes ({reason_of(error)})"
-        return SchemaError("schema", "none, or of another version", expected)
-    return None
-
-
-def connect_refusal(
-    error: Exception, config: DatabaseConfig, host: str, port: int
-) -> OrderchainError:
-    """Return what to raise when connecting to one server raised `error`; never shows a secret."""
-    server = server_name(host, port)
-    if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
-        return RetryError(f"database {server}: not {_target_missed(config)}")
-    state = sqlstate_of(error)
-    if state == _PROTOCOL_VIOLATION and "startup parameter" in str(error):
-        return _pooler_found(config, reason_of(error))
-    if state[:2] in _PASSING_CLASSES:
-        return RetryError(f"database {server}: not ready: {reason_of(error)}")
-    if len(config.addresses) == 1:
-        return ConnectError("database", config.shown, _expected(error, config, f"at {server}"))
-    expected = _expected(error, config, "there")
-    return ConnectError("database", config.shown, f"{server}: {expected}")
-
-
-def statement_refusal(
-    error: Exception,
-    config: DatabaseConfig,
-    role: str,
-    what: str = "the statement",
-    numbered: Mapping[str, str] = NUMBERED,
-) -> Exception:
-    """Return what to raise when `what`, on an open connection, raised `error`.
-
-    `role` is the one whose members may do it, `numbered` as of a `SessionConfig`. SchemaError where
-    our tables do not exist, or a sequence gave a number that its table has already,
-    ConnectError where the login may not do this, RetryError where the connection broke, the
-    deadline passed or the same statement may succeed later, on another server too; OrderchainError
-    where it never will; `error` itself where it is not an error of the database.
-    """
-    if not isinstance(error, DRIVER_ERRORS):
-        return error
-    if refusal := schema_refusal(error) or _numbers_refusal(error, numbered):
-        return refusal
-    state = sqlstate_of(error)
-    if state == _NOT_ALLOWED:
-        return _not_allowed(config, f"is a member of {role}", error)
-    if isinstance(error, TimeoutError):
-        return RetryError(f"{what}: the database gave no answer in time ({config.shown})")
-    if state and state != _READ_ONLY and state[:2] not in _PASSING_CLASSES:
-        return OrderchainError(f"the database refused {what}: {reason_of(error)}")
-    return RetryError(f"{what} failed: {reason_of(error)}")
-
-
-def _numbers_refusal(error: Exception, numbered: Mapping[str, str]) -> SchemaError | None:
-    """Return a SchemaError where a sequence gave a number that its table has already."""
-    table = str(getattr(error, "table_name", None))
-    if getattr(error, "constraint_name", None) != f"{table}_pkey" or table not in numbered:
-        return None
-    lifted = renumbering(table, numbered[table])
-    expected = f"above them (logical replication copies no sequences): as the owner, {lifted}"
-    return SchemaError(f"sequence of {table}", "below its rows", expected)
-
-
-def read_only_refusal(error: Exception, config: DatabaseConfig, role: str) -> ConnectError | None:
-    """Return a ConnectError when a standby or a read-only session was asked to write, else None.
-
-    For callers that write once and end. Services retry: another server may be about to take over.
-    """
-    if sqlstate_of(error) != _READ_ONLY:
-        return None
-    return _not_allowed(config, f"may write (on the primary) and is a member of {role}", error)
-
-
-def _not_allowed(config: DatabaseConfig, login_that: str, error: Exception) -> ConnectError:
-    expected = f"a login that {login_that} (login {config.login}: {reason_of(error)})"
-    return ConnectError("database", config.shown, expected)
-
-
-def _pooler_found(config: DatabaseConfig, sign: str) -> PoolerFound:
-    expected = f"a direct connection to PostgreSQL (this one goes through a pooler, {sign})"
-    return PoolerFound("database", config.shown, expected)
-
-
-def _expected(error: Exception, config: DatabaseConfig, where: str) -> str:
-    """Return the text for what was expected where `error` occurred."""
-    state = sqlstate_of(error)
-    if state == _WRONG_PASSWORD:
-        return "a login that the server accepts (wrong user or password)"
-    if state[:2] == _AUTHORISATION_CLASS:
-        hint = (
-            "" if config.is_tls_certain else f"; does it ask for TLS? sslmode is {config.tls_mode}"
-        )
-        return f"a login that the server accepts ({reason_of(error)}{hint})"
-    if state == _NO_DATABASE:
-        return "a database that exists"
-    if state == _NOT_ALLOWED:
-        login = f"login {config.login}: {reason_of(error)}"
-        return f"a login that may connect to this database ({login})"
-    if isinstance(error, ssl.SSLError):
-        return _expected_of_tls(error, config)
-    if isinstance(error, TimeoutError):
-        return "a server that answers in time (it is silent)"
-    if isinstance(error, socket.gaierror):
-        return f"a host name that can be resolved ({error.strerror})"
-    if "rejected SSL upgrade" in str(error):
-        return f"a server that speaks TLS: it has none (sslmode is {config.tls_mode})"
-    if isinstance(error, OSError):
-        return f"a server that listens {where}"
-    return f"a connection ({type(error).__name__})"
-
-
-def _expected_of_tls(error: ssl.SSLError, config: DatabaseConfig) -> str:
-    if not isinstance(error, ssl.SSLCertVerificationError):
-        if "ALERT" in (error.reason or ""):
-            return _refused_certificate(config, error.reason)
-        return f"TLS that both sides accept ({error.reason or reason_of(error)})"
-    reason = error.verify_message.rstrip(".")
-    if error.verify_code in _CERTIFICATE_TIMES:
-        return f"a server's certificate that is valid today ({reason})"
-    if error.verify_code in _CERTIFICATE_NAMES:
-        return f"a server's certificate for the host that was asked for ({reason})"
-    return f"a server's certificate signed by sslrootcert {config.sslrootcert} ({reason})"
-
-
-def _refused_certificate(config: DatabaseConfig, reason: str) -> str:
-    """Return the text for a server that ends TLS: nearly always for the client's certificate."""
-    if config.sslcert:
-        return f"a client certificate that the server accepts, not {config.sslcert} ({reason})"
-    return f"a client certificate, or other TLS: none was given (sslcert; {reason})"
-
-
-def _may_another_do(error: Exception) -> bool:
-    """Return whether the next server is tried: not where this one has refused our login."""
-    state = sqlstate_of(error)
-    return state != _PROTOCOL_VIOLATION and state[:2] in {"", *_PASSING_CLASSES}
-
-
-def _of_all(refusals: list[OrderchainError], config: DatabaseConfig) -> OrderchainError:
-    """Return one refusal for all servers: a lasting one only where each of them is lasting."""
-    if len(refusals) == 1:
-        return refusals[0]
-    if any(isinstance(refusal, RetryError) for refusal in refusals):
-        return RetryError(_joined(refusals, "expected "))
-    return ConnectError("database", config.shown, _joined(refusals, ""))
-
-
-def _joined(refusals: list[OrderchainError], before_expected: str) -> str:
-    texts = (
-        before_expected + each.expected if isinstance(each, ConnectError) else str(each)
-        for each in refusals
-    )
-    return "; ".join(dict.fromkeys(texts))
 
 
 # -- opening -----------------------------------------------------------------------------------
@@ -765,7 +550,7 @@ async def _require_direct(connection: Connection, config: DatabaseConfig) -> Non
         connection.terminate()
         raise
     connection.terminate()
-    raise _pooler_found(config, "which hides the process that serves it")
+    raise pooler_found(config, "which hides the process that serves it")
 
 
 def _sooner(config: DatabaseConfig, share_end: float) -> float:
@@ -833,14 +618,6 @@ def _own_certificate(config: DatabaseConfig) -> str | None:
         return None
     fields = ("sslcert", "sslkey", "sslpassword")
     return "postgresql:///?" + urlencode({each: getattr(config, each) for each in fields})
-
-
-def _target_missed(config: DatabaseConfig) -> str:
-    """Return what a server is not, and why that may be forever: a role's own setting counts."""
-    missed = f"{config.target_session_attrs} now"
-    if config.target_session_attrs != "read-write":
-        return missed
-    return f"{missed} (a read-only login, such as gap_reader, never is: it needs primary)"
 
 
 def _targets(config: DatabaseConfig) -> tuple[str, ...]:

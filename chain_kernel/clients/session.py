@@ -21,14 +21,16 @@ from msgspec.structs import force_setattr
 from chain_kernel.clients.database_config import PINNED, DatabaseConfig
 from chain_kernel.clients.postgres import (
     CLOSE_SECONDS,
-    SERVER_ERRORS,
-    PoolerFound,
     close_connection,
     connect,
-    is_too_many_connections,
-    read_only_refusal,
     require_sight,
     server_identity,
+)
+from chain_kernel.clients.postgres_errors import (
+    SERVER_ERRORS,
+    PoolerFound,
+    is_too_many_connections,
+    read_only_refusal,
     statement_refusal,
 )
 from chain_kernel.clock import Backoff

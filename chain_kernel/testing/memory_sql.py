@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from chain_kernel.clients.postgres import (
+from chain_kernel.clients.postgres_errors import (
     ConnectionDoesNotExistError,
     InFailedSQLTransactionError,
     InterfaceError,

@@ -339,7 +339,10 @@ def _late_commit(late: Late) -> DoctorLine:
 
 async def _room(connection: Connection) -> DoctorLine:
     """Write a little, and take it back: a client cannot ask how full the server's disk is."""
-    from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of  # late: it takes long
+    from chain_kernel.clients.postgres_errors import (
+        DRIVER_ERRORS,
+        sqlstate_of,  # late: it takes long
+    )
 
     what, transaction = "disk of the database", connection.transaction()
     await transaction.start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import SERVER_ERRORS, statement_refusal
+from chain_kernel.clients.postgres_errors import SERVER_ERRORS, statement_refusal
 from chain_kernel.clients.session import Session, SessionConfig
 from chain_kernel.errors import OrderchainError, RefusedError
 from chain_kernel.files import open_regular

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import (
-    DRIVER_ERRORS,
-    fetch_of_owner,
-    schema_refusal,
-    sqlstate_of,
-)
+from chain_kernel.clients.postgres import fetch_of_owner
+from chain_kernel.clients.postgres_errors import DRIVER_ERRORS, schema_refusal, sqlstate_of
 from chain_kernel.clients.session import ClosedAtExit, Session, SessionConfig
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import (

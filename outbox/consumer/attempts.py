@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from chain_kernel.clients.postgres import sqlstate_of
+from chain_kernel.clients.postgres_errors import sqlstate_of
 from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import SummedLog, counted, printable, text_of
 from outbox.consumer.decisions import GiveUp, after_failure

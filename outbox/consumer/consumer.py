@@ -22,7 +22,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from chain_kernel.clients.postgres import DRIVER_ERRORS
+from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
 from chain_kernel.clients.session import ClosedAtExit
 from chain_kernel.clients.topics import TopicDurability
 from chain_kernel.clock import Clock, SystemClock

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of, statement_refusal
+from chain_kernel.clients.postgres_errors import DRIVER_ERRORS, sqlstate_of, statement_refusal
 from chain_kernel.clients.session import Connections, Session, SessionConfig, check_server
 from chain_kernel.clock import ns_of, time_of
 from chain_kernel.errors import ConnectError, RetryError

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from chain_kernel.clients.postgres import (
+from chain_kernel.clients.postgres import fetch_of_owner
+from chain_kernel.clients.postgres_errors import (
     DRIVER_ERRORS,
     UNIQUE_VIOLATION,
-    fetch_of_owner,
     schema_refusal,
     sqlstate_of,
 )

@@ -18,11 +18,11 @@ from uuid import UUID, uuid4
 
 from msgspec import Meta, Struct
 
-from chain_kernel.clients.postgres import (
+from chain_kernel.clients.postgres import fetch_of_owner
+from chain_kernel.clients.postgres_errors import (
     DRIVER_ERRORS,
     QUERY_CANCELED,
     UNIQUE_VIOLATION,
-    fetch_of_owner,
     sqlstate_of,
 )
 from chain_kernel.clients.session import require_newest, watch_for_cancelled_waits

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from chain_kernel.clients.postgres import ConnectionDoesNotExistError
+from chain_kernel.clients.postgres_errors import ConnectionDoesNotExistError
 from chain_kernel.errors import SettingError
 from chain_kernel.handlers import NotAsync, check_handler, result_of
 from chain_kernel.testing.memory_sql import (

@@ -12,7 +12,7 @@ from itertools import chain as flatten
 from struct import Struct as Packing
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from chain_kernel.clients.postgres import DRIVER_ERRORS, sqlstate_of
+from chain_kernel.clients.postgres_errors import DRIVER_ERRORS, sqlstate_of
 from chain_kernel.clock import SystemClock, ns_of, time_of
 from chain_kernel.errors import (
     ChainMissing,

@@ -19,13 +19,8 @@ from msgspec import structs
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.pipeline import Pipeline
-from chain_kernel.clients.postgres import (
-    DRIVER_ERRORS,
-    close_connection,
-    server_identity,
-    sqlstate_of,
-    statement_refusal,
-)
+from chain_kernel.clients.postgres import close_connection, server_identity
+from chain_kernel.clients.postgres_errors import DRIVER_ERRORS, sqlstate_of, statement_refusal
 from chain_kernel.clients.session import (
     ClosedAtExit,
     Session,

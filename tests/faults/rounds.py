@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from chain_kernel.clients.postgres import DRIVER_ERRORS
+from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
 from chain_kernel.errors import HaltError, OrderchainError
 from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig

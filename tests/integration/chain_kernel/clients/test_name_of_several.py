@@ -12,6 +12,7 @@ import pytest
 from chain_kernel.clients import postgres
 from chain_kernel.clients import session as sessions
 from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.postgres_errors import is_too_many_connections
 from chain_kernel.clients.session import Connections, Session, SessionConfig
 from chain_kernel.errors import RetryError
 from chainctl.commands.doctor import look_at_hosts
@@ -102,7 +103,7 @@ async def test_servers_without_a_connection_left_are_known_as_such_behind_a_name
     session = Session(msgspec.structs.replace(config, database=of_crowd))
     with pytest.raises(RetryError) as raised:
         await session.fetch(PLACE)
-    assert postgres.is_too_many_connections(raised.value), raised.value
+    assert is_too_many_connections(raised.value), raised.value
 
 
 async def test_work_on_a_server_that_a_name_has_left_is_not_committed(

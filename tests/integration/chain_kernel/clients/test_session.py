@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import DRIVER_ERRORS, close_connection, connect
+from chain_kernel.clients.postgres import close_connection, connect
+from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
 from chain_kernel.clients.session import Connections, Session, SessionConfig, connected
 from chain_kernel.errors import (
     ConnectError,

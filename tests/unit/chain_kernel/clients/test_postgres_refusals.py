@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres import connect_refusal, schema_refusal, statement_refusal
+from chain_kernel.clients.postgres_errors import connect_refusal, schema_refusal, statement_refusal
 from chain_kernel.errors import ConnectError, OrderchainError, RetryError, SchemaError
 
 SECRET = "Tr0ub4dor"
