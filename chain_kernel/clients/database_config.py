@@ -15,13 +15,14 @@ import os
 import re
 import ssl
 import stat
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote, unquote
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr
 
 from chain_kernel.clients.pem import load_authorities, load_own_certificate, read_file
 from chain_kernel.config import CheckedNames, is_host
@@ -343,6 +344,7 @@ class DatabaseConfig(
     def for_writing(self) -> Self:
         """Return it for a login that writes: of one host, that means the primary there.
 
+        Its files are not read again: one may be away for a moment, and later that is an outage.
         Raises SettingError for several hosts of which any may be chosen, and where a standby is
         wanted: one that answers may lag, and what is read there is not what was committed.
         """
@@ -350,7 +352,9 @@ class DatabaseConfig(
             return self
         several = "," in self.host
         if not several and self.target_session_attrs in ("", "any"):
-            return replace(self, target_session_attrs="primary")
+            meant = copy(self)  # unlike `replace`, checks nothing
+            force_setattr(meant, "target_session_attrs", "primary")
+            return meant
         raise SettingError(
             "target_session_attrs",
             self.target_session_attrs,

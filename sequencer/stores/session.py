@@ -110,6 +110,15 @@ def pause_of(config: SequencerConfig, whose: str) -> float:
     return config.tuning.lease_seconds * _PAUSE_PER_LEASE if whose else 0.0
 
 
+def _read_once(config: SequencerConfig) -> SequencerConfig:
+    """Return `config` with its database as a checked value, for what connects again and again.
+
+    To read the text again would read its files again, and one that is being replaced would be a
+    wrong setting, which ends a leader. Raises SettingError.
+    """
+    return structs.replace(config, database=DatabaseConfig.of(config.database).for_writing())
+
+
 def _session_config(
     config: SequencerConfig, purpose: str, whose: str = "", **settings: str
 ) -> SessionConfig:
@@ -461,7 +470,7 @@ class NewestServer:
         on_refusal: Callable[[Exception], None] | None = None,
     ) -> None:
         """Arguments as of `CommitLine`."""
-        self._config = config
+        self._config = _read_once(config)
         self._clock = clock
         self._whose = whose
         self._on_refusal = on_refusal
@@ -544,7 +553,7 @@ class CommitLine:
         """`whose` names its chains; `on_refusal` is called with what a connect raised; `newest` is
         that of all lines of the process.
         """
-        self._config = config
+        self._config = _read_once(config)
         self._clock = clock
         self._whose = whose
         self._on_refusal = on_refusal

@@ -54,13 +54,23 @@ def database(secured_postgres: SecuredPostgres, files: Files, tmp_path: Path) ->
 
 
 @pytest.fixture
+def address(secured_postgres: SecuredPostgres, database: DatabaseConfig) -> str:
+    """The same as text, as commands have it."""
+    files = {field: getattr(database, field) for field in FIELDS}
+    return secured_postgres.url(database.dbname, CERTIFIED, sslmode="verify-full", **files)
+
+
+@pytest.fixture
 async def chain(
-    secured_postgres: SecuredPostgres, kafka_server: KafkaServer, database: DatabaseConfig
+    secured_postgres: SecuredPostgres,
+    kafka_server: KafkaServer,
+    database: DatabaseConfig,
+    address: str,
 ) -> Chain:
     admin = secured_postgres.server.dsn(SUPERUSER, database.dbname)
     made = await create_chain(admin, "postgresql://nobody@localhost/x", kafka_server.bootstrap, 1)
     return Chain(
-        chain_id=1, topic=made.topic, database=admin, config=tuned(made.config, database=database)
+        chain_id=1, topic=made.topic, database=admin, config=tuned(made.config, database=address)
     )
 
 
@@ -106,11 +116,15 @@ async def test_leader_waits_for_the_other_file_of_a_new_pair(
 
 @pytest.mark.parametrize("field", FIELDS)
 async def test_receiver_waits_and_delivers_each_once(
-    secured_postgres: SecuredPostgres, chain: Chain, database: DatabaseConfig, field: str
+    secured_postgres: SecuredPostgres,
+    chain: Chain,
+    database: DatabaseConfig,
+    address: str,
+    field: str,
 ) -> None:
     """Gaps and checkpoints alike; the leader has a login of its own."""
     leader = tuned(chain.config, database=secured_postgres.right(dbname=database.dbname))
-    config = ReceiverConfig(chain_id=1, name="test", database=database, kafka=chain.config.kafka)
+    config = ReceiverConfig(chain_id=1, name="test", database=address, kafka=chain.config.kafka)
     path, keys = Path(getattr(database, field)), list[str]()
     with log_lines() as log:
         async with deadline(), open_sequencer(leader) as sequencer, open_receiver(config) as runs:
@@ -144,6 +158,7 @@ async def take(receiver: Receiver, keys: list[str], last: str) -> None:
 async def test_relay_and_consumer_wait_and_a_message_takes_effect_once(
     secured_postgres: SecuredPostgres,
     database: DatabaseConfig,
+    address: str,
     kafka_server: KafkaServer,
     field: str,
 ) -> None:
@@ -151,7 +166,7 @@ async def test_relay_and_consumer_wait_and_a_message_takes_effect_once(
     await make_outbox(secured_postgres, name, kafka, f"clearing.{name}")
     path = Path(getattr(database, field))
     business = await asyncpg.connect(secured_postgres.server.dsn(SUPERUSER, name))
-    relay = RelayConfig(database=database, kafka=kafka, name=f"{name}.relay", sweep_seconds=0.5)
+    relay = RelayConfig(database=address, kafka=kafka, name=f"{name}.relay", sweep_seconds=0.5)
     config = ConsumerConfig(
         name=CONSUMER, topics=(f"clearing.{name}",), database=database, kafka=kafka
     )
