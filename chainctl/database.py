@@ -52,6 +52,7 @@ async def connected_to(
         application_name="chainctl",
         role=role,
         numbered={**NUMBERED, **outbox.NUMBERED},
+        is_standby_enough=True,
         connect_seconds=connect_seconds,
         statement_seconds=statement_seconds,
     )

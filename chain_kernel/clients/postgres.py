@@ -209,7 +209,7 @@ async def connect(
             options["statement_cache_size"] = 0
         end = asyncio.get_running_loop().time() + within_seconds
         places = await _places(config, within_seconds)
-        hosts = _hosts(places)
+        hosts = _hosts(places, config)
         if server is None and config.wants_primary and len(hosts) > 1 and not is_pooled:
             opening = {each[0]: _first(config, options, each, end, is_direct) for each in hosts}
             return await _newest(config, opening, end)
@@ -229,7 +229,8 @@ async def primaries(
     wanted = replace(config, target_session_attrs="primary")
     options = _options(wanted, application_name, {}, is_pooled=False)
     end = asyncio.get_running_loop().time() + within_seconds
-    hosts = _hosts(await _places(wanted, within_seconds))
+    options["command_timeout"] = within_seconds
+    hosts = _hosts(await _places(wanted, within_seconds), wanted)
     opening = (_with_server(_first(wanted, options, each, end, is_direct=False)) for each in hosts)
     answers = await asyncio.gather(*opening, return_exceptions=True)
     found: dict[str, ServerIdentity | None] = {}
@@ -338,6 +339,8 @@ async def _answers(
             soon = loop.time() + (_OTHERS_SECONDS if waiting & lit else _DARK_SECONDS)
             # A loop that was late has left no time for an answer.
             end = min(last_end if loop.time() - end >= _LATE_SECONDS else end, soon)
+    for host in [each for each, until in _DARK_UNTIL.items() if until <= loop.time()]:
+        del _DARK_UNTIL[host]
     for host, task in tasks.items():
         if task not in waiting:
             _DARK_UNTIL.pop(host, None)
@@ -430,12 +433,14 @@ async def close_connection(connection: Connection, within_seconds: float = CLOSE
 # -- opening -----------------------------------------------------------------------------------
 
 
-def _hosts(places: Sequence[Place]) -> list[list[Place]]:
+def _hosts(places: Sequence[Place], config: DatabaseConfig) -> list[list[Place]]:
     """Return the places of each host.
 
     An address of each family leads to one host; two of one family lead to two, such as all servers
-    of a cluster behind one name.
+    of a cluster behind one name. The places where a server is looked for that has no name are one.
     """
+    if not config.host:
+        return [list(places)]
     hosts: list[list[Place]] = []
     for _, each in groupby(places, key=itemgetter(0, 1)):
         of_name = list(each)

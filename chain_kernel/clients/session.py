@@ -27,6 +27,7 @@ from chain_kernel.clients.postgres import (
     server_identity,
 )
 from chain_kernel.clients.postgres_errors import (
+    DRIVER_ERRORS,
     SERVER_ERRORS,
     PoolerFound,
     is_too_many_connections,
@@ -34,7 +35,7 @@ from chain_kernel.clients.postgres_errors import (
     statement_refusal,
 )
 from chain_kernel.clock import Backoff
-from chain_kernel.errors import ConnectError, DurabilityError, RetryError
+from chain_kernel.errors import ConnectError, DurabilityError, OrderchainError, RetryError
 from chain_kernel.sql import AUDITOR, GAP_READER, NUMBERED, chain_tables, with_constant
 from chain_kernel.text import reason_of
 
@@ -197,6 +198,10 @@ _LIFE_SECONDS: Final = 30.0
 replaced, and come back. Writes fail there; those that only read would never see it."""
 
 
+_RENEW_SECONDS: Final = 2.0
+"""How long that may hold up a caller: without names or free connections the old one goes on."""
+
+
 ONE_CHAIN_SETTINGS: Final = {
     # With the chain as a constant a plan is made once, for the partitions of this chain. A long
     # chain has hundreds: planned at each call, they cost more than all rows that are read.
@@ -242,6 +247,9 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     call_seconds: float | None = None
     """Deadline of the same, including a connect that it may need. None: the sum of the parts."""
     close_seconds: float = CLOSE_SECONDS
+    is_standby_enough: bool = False
+    """Whether any server that one host leads to may be used, for what only reads, and for commands,
+    which say why a standby refused them."""
     linger_seconds: float | None = None
     """How long after its last statement the connection is kept. None: until `close`."""
     busy_seconds: float = 0.0
@@ -249,7 +257,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Mean the primary, where it writes; raises SettingError where a standby may be chosen."""
-        if self.role not in (GAP_READER, AUDITOR):
+        is_any = self.is_standby_enough and "," not in self.database.host
+        if self.role not in (GAP_READER, AUDITOR) and not is_any:
             force_setattr(self, "database", self.database.for_writing())
 
     @property
@@ -364,8 +373,10 @@ class Session:
             self._keep()
             try:
                 async with asyncio.timeout(self._config.call_seconds):
-                    if self._is_old() or self._is_replaced():
+                    if self._is_replaced():
                         self._let_go()
+                    elif self._is_old():
+                        await self._renew()
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         connection = await self._open()
@@ -384,10 +395,28 @@ class Session:
 
     def _is_old(self) -> bool:
         """Return whether another host may have become the primary since it was opened."""
+        if self._connection is None or self._connection.is_closed() or self._server is not None:
+            return False
         age = asyncio.get_running_loop().time() - self._opened_at
-        return (
-            age > _LIFE_SECONDS and self._server is None and self._config.database.primary_may_move
-        )
+        return age > _LIFE_SECONDS and self._config.database.primary_may_move
+
+    async def _renew(self) -> None:
+        """Open another one in its place; where none is to be had soon, the old one goes on."""
+        old = self._connection
+        try:
+            async with asyncio.timeout(_RENEW_SECONDS):
+                await self._open()
+        except (OrderchainError, *DRIVER_ERRORS):
+            if self._connection is not old:
+                self._abandon()
+            self._connection, self._failed = old, None
+            self._opened_at = asyncio.get_running_loop().time()
+            return
+        except BaseException:
+            if old is not None:
+                old.terminate()
+            raise
+        self._close_beside(old)
 
     def _is_replaced(self) -> bool:
         return self._connection is not None and is_replaced(self._connection)
@@ -457,6 +486,9 @@ class Session:
 
     def _let_go(self) -> None:
         connection, self._connection = self._connection, None
+        self._close_beside(connection)
+
+    def _close_beside(self, connection: Connection | None) -> None:
         if connection is not None:
             task = asyncio.ensure_future(close_connection(connection, self._config.close_seconds))
             self._closing.add(task)
@@ -563,9 +595,29 @@ class Connections:
         now = asyncio.get_running_loop().time()
         while self._free:
             connection = self._free.pop()
-            if not connection.is_closed() and not self._is_over(connection, now):
+            if connection.is_closed() or is_replaced(connection):
+                connection.terminate()
+            elif self._is_old(connection, now):
+                return await self._renewed(connection, now)
+            else:
                 return connection
-            connection.terminate()
+        return await self._open(now)
+
+    async def _renewed(self, old: Connection, now: float) -> Connection:
+        """Return another one in the place of `old`; that one where none is to be had soon."""
+        try:
+            async with asyncio.timeout(_RENEW_SECONDS):
+                new = await self._open(now)
+        except (OrderchainError, *DRIVER_ERRORS):
+            self._opened_at[old] = now
+            return old
+        except BaseException:
+            old.terminate()
+            raise
+        old.terminate()
+        return new
+
+    async def _open(self, now: float) -> Connection:
         connection = await open_connection(self._config)
         self._opened_at[connection] = now
         try:
@@ -579,11 +631,10 @@ class Connections:
             raise
         return connection
 
-    def _is_over(self, connection: Connection, now: float) -> bool:
-        """Return whether another host is the primary by now, or may be."""
+    def _is_old(self, connection: Connection, now: float) -> bool:
+        """Return whether another host may have become the primary since it was opened."""
         age = now - self._opened_at.get(connection, now)
-        is_old = age > _LIFE_SECONDS and self._config.database.primary_may_move
-        return is_old or is_replaced(connection)
+        return age > _LIFE_SECONDS and self._config.database.primary_may_move
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next caller. One with an open transaction is ended."""

@@ -424,6 +424,7 @@ class InboxLog:
                 role=OUTBOX_OPERATOR,
                 tables=tables_of_part("inbox"),
                 pooler="read through",
+                is_standby_enough=True,
                 connect_seconds=seconds,
                 statement_seconds=seconds,
             )

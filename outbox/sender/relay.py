@@ -79,6 +79,7 @@ class OutboxFigures:
         self._is_wanted = asyncio.Event()
         self._found: list[Unfinished] = []
         self._silent: list[SilentConsumer] = []
+        self._look_at = float("-inf")
 
     def samples(self) -> Iterator[Sample]:
         """Yield what was found last, and have it counted again; nothing at the first time."""
@@ -90,26 +91,32 @@ class OutboxFigures:
 
     async def run(self) -> None:
         """Count until cancelled. Raises as `OutboxSession.fetch`; then nothing is shown."""
-        loop, looked_at = asyncio.get_running_loop(), float("-inf")
+        loop = asyncio.get_running_loop()
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(looked_at + _SILENCE_SECONDS):
+                async with asyncio.timeout_at(self._look_at):
                     await self._is_wanted.wait()
-            try:
-                if self._is_wanted.is_set():
-                    self._is_wanted.clear()
-                    self._found = unfinished_of(await self._session.fetch(UNFINISHED))
-                if loop.time() >= looked_at + _SILENCE_SECONDS:
-                    self._name(await silent_consumers(self._session))
-                    looked_at = loop.time()
-            except BaseException:
-                self._found, self._silent = [], []
-                raise
+            if self._is_wanted.is_set():
+                await self._count()
+            if loop.time() >= self._look_at:
+                # Before the look: one that fails for as long as much waits is not made at once.
+                self._look_at = loop.time() + _SILENCE_SECONDS
+                await self._look()
             await asyncio.sleep(_READ_SECONDS)
 
-    def _name(self, silent: list[SilentConsumer]) -> None:
+    async def _count(self) -> None:
+        self._is_wanted.clear()
+        self._found = []
+        self._found = unfinished_of(await self._session.fetch(UNFINISHED))
+
+    async def _look(self) -> None:
+        """Look for silent consumers; where that fails, none is shown."""
+        known, self._silent = set(self._silent), []
+        self._name(await silent_consumers(self._session), known)
+
+    def _name(self, silent: list[SilentConsumer], known: set[SilentConsumer]) -> None:
         """Log the consumers that have become silent."""
-        known, self._silent = set(self._silent), silent
+        self._silent = silent
         for one in silent:
             if one not in known:
                 _log.warning("destination %s: %s", printable(one.destination), printable(str(one)))

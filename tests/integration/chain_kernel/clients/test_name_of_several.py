@@ -16,8 +16,10 @@ from chain_kernel.clients.postgres_errors import is_too_many_connections
 from chain_kernel.clients.session import Connections, Session, SessionConfig
 from chain_kernel.errors import RetryError
 from chainctl.commands.doctor import look_at_hosts
+from chainctl.schema.parts import PARTS
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
+from outbox import InboxLog
 from outbox.roles import OUTBOX_OPERATOR
 from tests.builders.standbys import ServerPair, pair_in
 from tests.faults.proxy import Proxy, postgres_requests
@@ -127,6 +129,43 @@ async def test_work_on_a_server_that_a_name_has_left_is_not_committed(
     async with connections.transaction() as working:
         assert working is not fresh
     await connections.close()
+
+
+async def test_session_that_is_old_goes_on_where_no_other_is_to_be_had(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names are not resolved for a while, or others have all connections: it works, though."""
+    named.addresses[:] = [OLD]
+    session, connections = Session(named.config()), Connections(named.config())
+    await session.fetch(PLACE)
+    first = session.last
+    idle = await connections.take()
+    connections.give_back(idle)
+    monkeypatch.setattr(sessions, "_LIFE_SECONDS", -1.0)
+    named.addresses.clear()  # the name is its own address then, which leads nowhere
+    await session.fetch(PLACE)
+    assert session.last is first
+    assert await connections.take() is idle
+    connections.give_back(idle)
+    named.addresses[:] = [OLD]
+    await session.fetch(PLACE)
+    assert session.last is not first
+    other = await connections.take()
+    assert other is not idle
+    connections.give_back(other)
+    await session.close()
+    await connections.close()
+
+
+async def test_log_of_an_inbox_may_be_that_of_a_standby(named: Named) -> None:
+    named.pair.primary.execute(f"BEGIN;\n{PARTS['inbox'].text()}\nCOMMIT;", database="postgres")
+    named.addresses[:] = [NEW]
+    log = InboxLog(f"{named.dsn}&target_session_attrs=standby", "books")
+    caught_up = "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
+    while named.pair.primary.execute(caught_up) != "t":
+        pass
+    assert await log.applied([]) == set()
+    await log.close()
 
 
 async def test_doctor_names_two_primaries_behind_a_name(named: Named) -> None:

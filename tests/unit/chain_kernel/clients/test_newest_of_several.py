@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chain_kernel.clients import postgres
+from chain_kernel.clients.database_config import DatabaseConfig
 
 
 class Answer:
@@ -36,6 +37,13 @@ def stand_still(turns: int) -> None:
         asyncio.get_running_loop().call_soon(stand_still, turns - 1)
     else:
         time.sleep(1.2)
+
+
+def test_places_where_a_server_without_a_name_is_looked_for_are_one() -> None:
+    """Its sockets come first, as in libpq; another server may listen at the port."""
+    places = [("/run", 5432, "/run"), ("/tmp", 5432, "/tmp"), ("localhost", 5432, "127.0.0.1")]  # noqa: S108
+    assert postgres._hosts(places, DatabaseConfig(user="u")) == [places]
+    assert len(postgres._hosts(places, DatabaseConfig(user="u", host="a,b,c"))) == 3
 
 
 @pytest.mark.guarantee("G7")
