@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Row = tuple[int, int, str, int, bytes]
 """Id, pid, key, event time in nanoseconds, payload."""
 
-_HEADER = Struct(">4sBBHIIIqq16sqqq32s32s")
+HEADER = Struct(">4sBBHIIIqq16sqqq32s32s")
 _ROWS = msgspec.msgpack.Decoder(list[Row])
 
 
@@ -47,9 +47,9 @@ class Frame(NamedTuple):
 
 def read_frame(record: bytes) -> Frame | None:
     """Return the frame of a record; None for what is no frame of version 2."""
-    if len(record) < _HEADER.size or record[:5] != b"OCHN\2":
+    if len(record) < HEADER.size or record[:5] != b"OCHN\2":
         return None
-    fields = _HEADER.unpack_from(record)
+    fields = HEADER.unpack_from(record)
     flags, header_bytes = fields[2], unpack_from(">H", record, 6)[0]
     rows = [] if flags & 1 else _ROWS.decode(record[header_bytes:])
     after = fields[14] if flags & 2 else None

@@ -25,7 +25,7 @@ class Fence(Model):
         "G4 too old, not below", "G4 too old within the window", "G9 reported that it was not",
     )  # fmt: skip
 
-    def __init__(self, genesis: bytes, without: str = "", *, checks_seals: bool = True) -> None:
+    def __init__(self, genesis: bytes, without: str = "") -> None:
         super().__init__(without)
         self.epoch, self.head, self.seal, self.at_us = 0, 0, genesis, 0
         self.rows: list[Row] = []
@@ -37,7 +37,6 @@ class Fence(Model):
         self.replicated = 0
         self._open: Counter[str] = Counter()
         self._in_doubt: set[str] = set()
-        self._checks_seals = checks_seals
 
     def term(self, epoch: int, after_id: int) -> None:
         self.rule("G7 next epoch", epoch == self.epoch + 1, epoch, self.epoch)
@@ -51,8 +50,7 @@ class Fence(Model):
         self.rule("G1 linked", is_linked, rows[0][0])
         self.rule("G7 fence", epoch == self.epoch, f"batch of epoch {epoch} in {self.epoch}")
         self.rule("G13 time", at_us >= self.at_us, at_us, self.at_us)
-        if self._checks_seals:
-            self.rule("G13 seal", seal == next_seal(self.seal, epoch, at_us, rows), rows[-1][0])
+        self.rule("G13 seal", seal == next_seal(self.seal, epoch, at_us, rows), rows[-1][0])
         for row in rows:
             self.rule("G4 one row a key", row[2] not in self.place, row)
             self.rule("G9 said not to be", self.may_commit(row[2]), row[2], row[0])
@@ -68,8 +66,6 @@ class Fence(Model):
     def durable(self, until_id: int) -> None:
         """Say how far the synchronous standby has come."""
         self.replicated = max(self.replicated, until_id)
-
-    # -- what callers hear -----------------------------------------------------------------------
 
     def asked(self, keys: Sequence[str]) -> None:
         self._open.update(keys)
@@ -116,15 +112,9 @@ class Fence(Model):
 
     def promises(self) -> Iterator[tuple[str, bool]]:
         ids = [0, *(row[0] for row in self.rows)]
+        row_of = {row[2]: row[0] for row in self.rows}
         yield "G1", [row[1] for row in self.rows] == ids[:-1] and ids == sorted(set(ids))
-        yield "G3", all(key in self.place and answer in ids for key, answer in self.answers.items())
-        yield (
-            "G4",
-            len({row[2] for row in self.rows}) == len(self.rows)
-            and all(
-                self.rows[self.place[key]][0] == answer
-                for key, answer in self.answers.items()
-                if key in self.place
-            ),
-        )
+        yield "G3", all(key in row_of and row_id in ids for key, row_id in self.answers.items())
+        yield "G4", len(row_of) == len(self.rows)
+        yield "G4", all(row_of.get(key, row_id) == row_id for key, row_id in self.answers.items())
         yield "G7", self.epochs == sorted(self.epochs)

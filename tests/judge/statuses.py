@@ -55,7 +55,9 @@ class Statuses(Model):
 
     def moved(self, name: str, status: int, is_decided: bool) -> None:
         self._require_line(name, status)
-        is_open = status == PREPARED or (status == ABNORMAL and not self.standing[name][1])
+        is_open = status == PREPARED or (
+            status == ABNORMAL and not self.standing.get(name, (INIT, True))[1]
+        )
         self.rule("G10 decided", is_decided is not is_open, name, status)
         self._stand(name, status, is_decided)
 
