@@ -44,8 +44,8 @@ class Statuses(Model):
         self.history: dict[str, list[Standing]] = {}
 
     def stored(self, name: str, status: int, is_decided: bool) -> None:
-        self.rule("G10 begins", (status, is_decided) in NEW, name, status, is_decided)
-        self.rule("G10 ends once", name not in self.ended, name)
+        is_new = (status, is_decided) in NEW and name not in self.standing
+        self.rule("G10 begins", is_new, name, status, is_decided)
         self._stand(name, status, is_decided)
 
     def by_hand(self, name: str, status: int, is_decided: bool) -> None:
