@@ -207,8 +207,10 @@ class Fleet:
         async with AIOKafkaProducer(bootstrap_servers=self._kafka, linger_ms=0) as producer:
             await producer.client.set_topics(topics)  # else each first order waits for all before
             began = time.monotonic()
-            while self._is_sending:
+            while True:
                 await asyncio.sleep(max(0.0, began + self.sent / rate - time.monotonic()))
+                if not self._is_sending:  # asked here, so that nothing is sent after `settle`
+                    return
                 topic = topics[self.sent % self.chains]
                 key = f"{run}-{self.sent}".encode()
                 self.sent += 1
