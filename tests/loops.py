@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pytest
 import uvloop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
 
 _ON_UVLOOP: Final = (
     "contract",

@@ -7,15 +7,13 @@ is added to, changed in or taken out of the arrays of its page. So tests say wha
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import asyncpg
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    Row = tuple[int | None, int | None, str | None, int | None, bytes | None]
-    """id, pid, key, event_time_ns, payload."""
+Row = tuple[int | None, int | None, str | None, int | None, bytes | None]
+"""id, pid, key, event_time_ns, payload."""
 
 _STORE = """
     INSERT INTO chain_page (chain_id, first_id, last_id, ids, pids, keys, event_times_ns, payloads)

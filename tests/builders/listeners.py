@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from local_stack.kafka import KafkaServerConfig
 from local_stack.process import LOOPBACK
-
-if TYPE_CHECKING:
-    from local_stack.kafka import KafkaServerConfig
 
 PROXIED = "PROXIED"
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from chain_kernel.sql import LOGIN_ROLES
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.folders import make_private_folder, make_shared_folder
 from local_stack.postgres import SUPERUSER
 from local_stack.process import LOOPBACK, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _S = TypeVar("_S", bound=PostgresServer)
 

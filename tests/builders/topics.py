@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.record.util import calc_crc32c
 
-if TYPE_CHECKING:
-    from local_stack import KafkaServer
+from local_stack import KafkaServer
 
 _FETCH_BYTES = 16 * 2**20
 """Many of the largest frames at once."""

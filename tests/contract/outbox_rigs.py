@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+from uuid import UUID
 
 import asyncpg
 
@@ -23,15 +25,10 @@ from outbox import (
     save_destinations,
 )
 from outbox.acts import DeadLetter, DeadLetters
+from outbox.sender.business import BusinessTransaction
 from outbox.statuses import SENDABLE
 from outbox.testing import MemoryOutbox
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
-    from uuid import UUID
-
-    from outbox.sender.business import BusinessTransaction
 
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL CHECK (note <> 'bad'))"
 APPLY = "INSERT INTO effect VALUES ($1, $2)"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from chain_kernel.errors import SettingError
 from local_stack.postgres import SUPERUSER
 from outbox import (
+    Delivery,
     DestinationMissing,
     Message,
     MessageError,
@@ -29,15 +32,7 @@ from outbox import (
 )
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP
 
-from .outbox_rigs import APPLY, MemoryRig, RealRig, add_all
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
-    from uuid import UUID
-
-    from outbox import Delivery
-
-    from .outbox_rigs import Rig
+from .outbox_rigs import APPLY, MemoryRig, RealRig, Rig, add_all
 
 QUICK = RetryLevels(levels_seconds=(0.05,), tries_max=2)
 NOTES = [f"note {number}" for number in range(12)]

@@ -5,15 +5,12 @@ Once a standby was promoted and the old primary comes back, two of them say that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from random import Random
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from random import Random
-
-    from chain_kernel.model import ServerIdentity
-    from chain_kernel.testing.memory_store import MemoryDatabase
-    from tests.doubles.wire import WiredServer
-
+from chain_kernel.model import ServerIdentity
+from chain_kernel.testing.memory_store import MemoryDatabase
+from tests.doubles.wire import WiredServer
 
 _LATE_SHARE: Final = 0.1
 """Share of connects for which the newest of several servers answers too late."""

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from chain_kernel.errors import ConnectError, RetryError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from chain_kernel.ports import SourceRecord
+from chain_kernel.ports import SourceRecord
 
 
 class MemoryRecord(Struct, frozen=True, kw_only=True):

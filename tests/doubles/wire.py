@@ -7,19 +7,16 @@ commit may land after its client is gone, or after it was given up for lost.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from random import Random
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from chain_kernel.testing.virtual_loop import check_alive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from random import Random
-
 
 _T = TypeVar("_T")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from chain_kernel.errors import (
     ConnectError,
@@ -14,23 +15,21 @@ from chain_kernel.errors import (
     RetryError,
     UnknownOutcome,
 )
-from chain_kernel.testing.memory_log import MemoryFrameSink
-from chain_kernel.testing.memory_store import MemoryChainStore, MemoryKeyStore, MemoryLease
+from chain_kernel.model import ClientNumber, Event, IntakeMark, KeyPage, LeaseSight, Term
+from chain_kernel.ports import SourceRecord
+from chain_kernel.seal import Batch
+from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
+from chain_kernel.testing.memory_receiver import Ask
+from chain_kernel.testing.memory_store import (
+    MemoryChainStore,
+    MemoryDatabase,
+    MemoryKeyStore,
+    MemoryLease,
+)
 from chain_kernel.testing.virtual_loop import check_alive
-from tests.doubles.wire import WireBroken
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-
-    from chain_kernel.model import ClientNumber, Event, IntakeMark, KeyPage, LeaseSight, Term
-    from chain_kernel.ports import SourceRecord
-    from chain_kernel.seal import Batch
-    from chain_kernel.testing.memory_log import MemoryLog
-    from chain_kernel.testing.memory_receiver import Ask
-    from chain_kernel.testing.memory_store import MemoryDatabase
-    from tests.doubles.hosts import Hosts
-    from tests.doubles.memory_topic import MemoryTopic
-    from tests.doubles.wire import Wire, WiredServer
+from tests.doubles.hosts import Hosts
+from tests.doubles.memory_topic import MemoryTopic
+from tests.doubles.wire import Wire, WireBroken, WiredServer
 
 
 class WiredFrameSink:

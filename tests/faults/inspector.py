@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
 
+from chain_kernel.model import Event
 from chain_kernel.seal import PAGE_ROWS_MAX
+from tests.builders.created_chain import Chain
 from tests.judge.judge import Judge
 from tests.simulation.seen import rows_of
 
-from .processes import history_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from chain_kernel.model import Event
-    from tests.builders.created_chain import Chain
-
-    from .processes import Acked
+from .processes import Acked, history_of
 
 _BATCHES = """
     SELECT *, (extract(epoch FROM committed_at) * 1000000)::bigint AS us

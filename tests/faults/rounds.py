@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
 from chain_kernel.errors import HaltError, OrderchainError
+from chain_kernel.model import Event, Mark
 from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
+from local_stack import PostgresServer
 from matcher_receiver import (
     KafkaFrameSource,
     KafkaSourceConfig,
@@ -24,24 +28,14 @@ from matcher_receiver import (
     ReceiverConfig,
     ReceiverTuning,
 )
+from tests.builders.created_chain import Chain
+from tests.builders.standbys import ServerPair
 from tests.deadlines import deadline, stretched
 
-from .brokers import Brokers
+from .brokers import Brokers, Kafka
 from .chains import create_chain, promoted, require_whole
 from .inspector import inspect
-from .processes import Worker
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from chain_kernel.model import Event, Mark
-    from local_stack import PostgresServer
-    from tests.builders.created_chain import Chain
-    from tests.builders.standbys import ServerPair
-
-    from .brokers import Kafka
-    from .processes import Acked
+from .processes import Acked, Worker
 
 LED_SECONDS = 15.0
 """Beside the lease: while the database is well, orders are committed again within both."""

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from local_stack import KafkaServer, PostgresServer
 from tests.builders.standbys import pair_in
 
+from .brokers import Brokers
 from .chains import create_chain_on_pair
+from .conftest import MakeChain
 from .rounds import Round, Row
-from .stories import CHEAP, SPLIT, STORIES, THREE_BROKERS
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from local_stack import KafkaServer, PostgresServer
-
-    from .brokers import Brokers
-    from .conftest import MakeChain
-    from .stories import Story
+from .stories import CHEAP, SPLIT, STORIES, THREE_BROKERS, Story
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS") or 3)
 

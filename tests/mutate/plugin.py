@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import pytest
 
 import chain_kernel.sql
 
 from .mutants import ROOT, Mutant, mutated, mutated_statement
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import ModuleType
 
 LOADED: list[str] = []
 """What was done: a run in which it never was shows nothing."""

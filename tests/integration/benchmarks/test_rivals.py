@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -28,16 +29,12 @@ from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.model import Event
 from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.deadlines import deadline
+from tests.secured_kafka import SecuredKafka
+from tests.secured_postgres import SecuredPostgres
 from tests.stored_pages import LET_TAMPER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from local_stack import KafkaServer, PostgresServer
-    from tests.secured_kafka import SecuredKafka
-    from tests.secured_postgres import SecuredPostgres
 
 
 @pytest.fixture

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
+from chain_verifier.config import VerifyRequest
 from chain_verifier.findings import KINDS_OF_BATCHES, Finding, Kind
 from chain_verifier.local.verify import FIRST_ONLY, verify_locally
+from chain_verifier.report import Report
 from chain_verifier.spark.verify import verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pyspark.sql import SparkSession
-
-    from chain_verifier.config import VerifyRequest
-    from chain_verifier.report import Report
 
 LINKS = frozenset(
     {Kind.GAP, Kind.FORK, Kind.SECOND_ROOT, Kind.ORPHAN, Kind.DUPLICATE, Kind.PID_NOT_BELOW_ID}

@@ -6,16 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark
 
 from chain_verifier.spark.packages import OWN_JARS, packages_for
 from local_stack.process import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, ParquetSource
+from chain_verifier.findings import Finding
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import EVENT_TYPES
+from local_stack import KafkaServer
 from tests.deadlines import LONG_SECONDS
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
 from tests.integration.chain_verifier.published_frames import Topic, frames_of
 from tests.integration.chain_verifier.stored_rows import store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from chain_verifier.findings import Finding
-    from local_stack import KafkaServer
-
-    MakeFollower = Callable[[Callable[[Finding], None]], Follower]
-    MakeFrames = Callable[[Sequence[Row]], list[bytes]]
-    MakeParquet = Callable[[Sequence[Row]], ParquetSource]
+MakeFollower = Callable[[Callable[[Finding], None]], Follower]
+MakeFrames = Callable[[Sequence[Row]], list[bytes]]
+MakeParquet = Callable[[Sequence[Row]], ParquetSource]
 
 _TYPES = EVENT_TYPES | {"payload": "string"}
 LINE_SCHEMA = f"array<struct<{', '.join(f'{name}: {kind}' for name, kind in _TYPES.items())}>>"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.integration.chain_verifier.planted_faults import Row
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
 
 _PLAIN: dict[str, Any] = {
     "chain_id": pa.int32(), "id": pa.int64(), "pid": pa.int64(), "key": pa.string(),

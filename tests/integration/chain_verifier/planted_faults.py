@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from chain_kernel.model import Event
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from chain_verifier.findings import Finding
+from chain_verifier.findings import Finding
 
 CHAIN_ID = 7
 

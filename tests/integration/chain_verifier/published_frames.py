@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
@@ -17,12 +18,7 @@ from chain_kernel.testing.memory_chain import frame_header, heartbeat_header
 from chain_verifier.config import CONNECT_SECONDS, TopicSource
 from tests.builders.topics import make_topics
 from tests.deadlines import stretched
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.integration.chain_verifier.planted_faults import Row
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, events_of
 
 NONCE = bytes(range(16))
 FRAME_KEY = bytes(range(32))

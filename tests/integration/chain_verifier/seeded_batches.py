@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
+import asyncpg
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -17,11 +19,6 @@ from tests.integration.chain_verifier.published_frames import begin_term
 from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Shown, expect
 from tests.integration.chain_verifier.stored_rows import fields_of, seal_of
 from tests.stored_pages import store_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import asyncpg
 
 _FIRST_COMMIT: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _PARTITION_IDS: Final = 10**6

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -10,13 +12,8 @@ from msgspec.structs import replace
 from chain_verifier.findings import Kind
 from tests.integration.chain_verifier.planted_faults import Row
 from tests.integration.chain_verifier.published_frames import frame_of, heartbeat_of
+from tests.integration.chain_verifier.seeded_batches import Chain
 from tests.integration.chain_verifier.seeded_rows import FAULTS_MAX, Shown, expect
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
-
-    from tests.integration.chain_verifier.seeded_batches import Chain
 
 
 class Slice(Struct, frozen=True):

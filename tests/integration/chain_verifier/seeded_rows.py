@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,10 +14,6 @@ from msgspec.structs import replace
 
 from chain_verifier.findings import Finding, Kind
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 FIELDS: Final[dict[Kind, tuple[str, ...]]] = {
     Kind.GAP: ("after_id", "until_id"),

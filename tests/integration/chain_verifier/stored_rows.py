@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 
@@ -14,14 +15,9 @@ from chain_kernel.clock import ns_of
 from chain_kernel.seal import genesis_seal
 from chain_kernel.testing.memory_chain import sealed
 from chain_verifier.verified_mark import set_mark
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, events_of
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, events_of
 from tests.integration.chain_verifier.published_frames import begin_term
 from tests.stored_pages import execute, store_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.integration.chain_verifier.planted_faults import Row
 
 PARTITION_IDS = 200
 BATCH_ROWS = 10

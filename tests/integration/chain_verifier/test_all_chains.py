@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import asyncpg
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
+from chain_kernel.seal import Batch
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.findings import Kind
@@ -20,14 +23,7 @@ from chain_verifier.spark.verify import verify, verify_chains
 from tests.builders.stored_chain import StoredChain
 from tests.stored_pages import LET_LACK_VALUES, execute
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from pyspark.sql import SparkSession
-
-    from chain_kernel.seal import Batch
-
-    Harm = Callable[[Batch], tuple[str, ...]]
+Harm = Callable[[Batch], tuple[str, ...]]
 
 BATCHES: Final = 4
 BATCH_ROWS: Final = 20

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from chain_kernel.errors import (
     ChainMissing,
@@ -23,7 +25,13 @@ from chain_kernel.errors import (
 )
 from chain_kernel.sql import AUDITOR, GAP_READER
 from chain_kernel.text import silent
-from chain_verifier.config import DatabaseSource, JournalSource, ParquetSource, VerifyRequest
+from chain_verifier.config import (
+    DatabaseSource,
+    JournalSource,
+    ParquetSource,
+    Source,
+    VerifyRequest,
+)
 from chain_verifier.dataframe.frame import verify_frame
 from chain_verifier.dataframe.stored import read_states
 from chain_verifier.findings import Finding, Kind
@@ -43,13 +51,6 @@ from tests.integration.chain_verifier.planted_faults import (
 from tests.integration.chain_verifier.stored_rows import store
 from tests.lanes import at_night
 from tests.stored_pages import execute
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from chain_verifier.config import Source
 
 ROWS = chain_of(random.Random(11), 60)
 HEAD = head_of(ROWS)

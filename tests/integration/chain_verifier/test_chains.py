@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from chain_kernel.errors import InputError, SettingError
 from chain_verifier.config import DatabaseSource, JournalSource, VerifyRequest
@@ -15,11 +16,6 @@ from chain_verifier.report import Report, Unverified, Verdict
 from chain_verifier.spark.verify import verify_chains
 from tests.integration.chain_verifier.agreement import require_agreement
 from tests.integration.chain_verifier.planted_faults import chain_of, head_of, write_journal
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 
 def request_of(

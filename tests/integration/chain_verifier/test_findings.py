@@ -5,13 +5,16 @@ be written leave no verdict.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from msgspec.structs import replace
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.errors import InputError, RetryError, SettingError
@@ -21,12 +24,6 @@ from chain_verifier.spark.verify import verify
 from chainctl.exits import ExitCode
 from chainctl.main import main
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
 
 MANY: Final = 50_000
 RESULT_BYTES_MAX: Final = "512k"

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from chain_kernel.limits import ID_MAX
 from chain_kernel.sql import AUDITOR
-from chain_verifier.config import DatabaseSource, VerifyRequest
+from chain_verifier.config import DatabaseSource, ParquetSource, Source, VerifyRequest
 from chain_verifier.findings import Kind
 from chain_verifier.report import Report, Verdict
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pyspark.sql import SparkSession
-
-    from chain_verifier.config import ParquetSource, Source
-
-    Verified = Callable[..., Report]
+Verified = Callable[..., Report]
 
 ROWS = chain_of(random.Random(31), 60)
 HEAD = head_of(ROWS)

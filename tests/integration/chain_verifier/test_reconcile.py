@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import JournalSource, VerifyRequest
@@ -23,13 +26,7 @@ from tests.integration.chain_verifier.planted_faults import (
     write_journal,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    Compare = Callable[[Sequence[Row], Sequence[Row]], Report]
+Compare = Callable[[Sequence[Row], Sequence[Row]], Report]
 
 ROWS = chain_of(random.Random(5), 60)
 HEAD = head_of(ROWS)

@@ -7,12 +7,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from chain_kernel.errors import SettingError
 from chain_kernel.sql import AUDITOR
@@ -26,6 +29,7 @@ from chain_verifier.config import (
 )
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
+from chain_verifier.report import Report
 from chain_verifier.spark.finding_frame import write_findings
 from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import verified_by_both
@@ -37,16 +41,8 @@ from tests.integration.chain_verifier.stored_rows import (
 )
 from tests.stored_pages import LET_TAMPER, execute
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from chain_verifier.report import Report
-
-    Verified = Callable[..., Report]
-    Execute = Callable[..., object]
+Verified = Callable[..., Report]
+Execute = Callable[..., object]
 
 ROWS = chain_of(random.Random(17), 60)
 HEAD = head_of(ROWS)

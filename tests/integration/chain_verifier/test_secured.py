@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
+from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.options import (
     SPARK_SECRET_OPTIONS,
@@ -19,6 +23,7 @@ from chain_kernel.clients.options import (
 from chain_kernel.errors import ConnectError
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
+from chain_verifier.findings import Finding
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.verify import verify
@@ -29,18 +34,7 @@ from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
 from tests.integration.chain_verifier.published_frames import frames_of, publish
 from tests.integration.chain_verifier.stored_rows import store
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, TOPIC, SecuredKafka
-from tests.secured_postgres import CERTIFIED, secured_postgres_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from chain_kernel.clients.database_config import DatabaseConfig
-    from chain_verifier.findings import Finding
-    from tests.secured_postgres import SecuredPostgres
-
+from tests.secured_postgres import CERTIFIED, SecuredPostgres, secured_postgres_in
 
 ROWS = chain_of(random.Random(23), 60)
 

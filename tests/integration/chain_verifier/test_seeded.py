@@ -13,28 +13,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
+from chain_verifier.config import JournalSource, ParquetSource, Source, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
 from chain_verifier.spark.verify import verify
 from tests.integration.chain_verifier.agreement import require_first
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, write_journal
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, write_journal
 from tests.integration.chain_verifier.seeded import SEEDS, is_for_spark, is_journal, is_parquet
 from tests.integration.chain_verifier.seeded_rows import plant_rows, shown, write_parquet
 from tests.lanes import at_night
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from chain_verifier.config import Source
-    from tests.integration.chain_verifier.planted_faults import Row
 
 CLEAN_BY_SPARK_EVERY = 5
 """So many of the sets that go through Spark go through it clean, too."""

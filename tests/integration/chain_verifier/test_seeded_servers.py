@@ -10,17 +10,20 @@ import asyncio
 import random
 import secrets
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
+from pyspark.sql import SparkSession
 
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.builders.topics import make_topics
 from tests.integration.chain_verifier.agreement import require_first
@@ -36,13 +39,6 @@ from tests.integration.chain_verifier.seeded_batches import (
 from tests.integration.chain_verifier.seeded_frames import Topic, publish_plan
 from tests.integration.chain_verifier.seeded_rows import Shown, finding_of, shown
 from tests.stored_pages import LET_TAMPER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import SparkSession
-
-    from local_stack import KafkaServer, PostgresServer
 
 pytestmark = pytest.mark.timeout(600)
 """The first test of each kind also fills the servers for all of them."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import asyncpg
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, VerifyRequest
@@ -35,11 +37,6 @@ from tests.integration.chain_verifier.stored_rows import (
     store,
 )
 from tests.stored_pages import execute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pyspark.sql import SparkSession
 
 Harm = tuple[list[str], set[Finding], set[Finding]]
 """Statements, what the links say, and what the seals say beside that."""

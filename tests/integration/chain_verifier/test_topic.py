@@ -6,14 +6,17 @@ import asyncio
 import random
 import socket
 from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from chain_kernel.errors import ConnectError, TopicError
 from chain_kernel.frame import decode_header
@@ -29,6 +32,7 @@ from tests.deadlines import stretched
 from tests.integration.chain_verifier.agreement import verified_by_both
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
+    Row,
     chain_of,
     head_of,
     write_journal,
@@ -36,6 +40,7 @@ from tests.integration.chain_verifier.planted_faults import (
 from tests.integration.chain_verifier.published_frames import (
     FRAME_KEY,
     NONCE,
+    Topic,
     frame_of,
     frames_of,
     heartbeat_of,
@@ -43,16 +48,7 @@ from tests.integration.chain_verifier.published_frames import (
 from tests.integration.chain_verifier.stored_rows import batches_of, store
 from tests.stored_pages import execute
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from tests.integration.chain_verifier.planted_faults import Row
-    from tests.integration.chain_verifier.published_frames import Topic
-
-    Verified = Callable[..., Report]
+Verified = Callable[..., Report]
 
 ROWS = chain_of(random.Random(13), 60)
 HEAD = head_of(ROWS)

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -18,9 +19,6 @@ from chain_verifier.verified_mark import read_extent, set_mark
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
 from tests.integration.chain_verifier.stored_rows import batches_of, mark_up_to, store
 from tests.stored_pages import execute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROWS = chain_of(random.Random(12), 60)
 HEAD = head_of(ROWS)

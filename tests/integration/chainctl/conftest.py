@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -24,14 +24,12 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 import chainctl as chainctl_package
 from chain_kernel.sql import GAP_READER
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.command_call import Done, call_here
 from tests.deadlines import deadline
 from tests.integration.chainctl.runbooks import ARCHIVE, Runbook, World, settings_of
 from tests.integration.chainctl.sizes import FILLED_ROWS
-
-if TYPE_CHECKING:
-    from local_stack import KafkaServer, PostgresServer
 
 ROOT = Path(chainctl_package.__file__).parent.parent
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
 import time
+from collections.abc import Callable
 from itertools import chain as flatten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
 from tests.deadlines import Deadline
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
 
 PARTITIONS = 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
@@ -11,9 +11,6 @@ from chain_kernel.errors import SettingError, TopicError
 from chainctl.admin import apply_schema, create_chain, create_topic
 from outbox import Destination, save_destinations
 from tests.builders.topics import make_topics
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

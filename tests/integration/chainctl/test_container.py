@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.chainctl.conftest import Start
 from tests.integration.chainctl.monitor_pages import (
     address_of,
     children_of,
@@ -19,9 +19,6 @@ from tests.integration.chainctl.monitor_pages import (
     until_shown,
 )
 from tests.pages import ROOT
-
-if TYPE_CHECKING:
-    from tests.integration.chainctl.conftest import Start
 
 pytestmark = pytest.mark.skipif(
     subprocess.run(["unshare", "--user", "true"], capture_output=True).returncode != 0,

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from chain_kernel import errors
 from tests.pages import ROOT, blocks_of, lay_out, run_commands, shown_but_not_said
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterator
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 OWN_FOLDER = "mkdir first-chain && cd first-chain\n"

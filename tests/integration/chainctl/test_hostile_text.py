@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
-if TYPE_CHECKING:
-    from .conftest import Call, Refused
+from .conftest import Call, Refused
 
 HOSTILE = "svc\nchainctl: error: forged\r\x1b[2J\u202e"
 UNDECODED = "svc\udcff"

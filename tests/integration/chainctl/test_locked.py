@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -14,14 +15,10 @@ from chain_kernel.errors import RetryError
 from chain_kernel.sql import AUDITOR
 from chainctl.console.state_reader import StateReader
 from chainctl.settings import Settings
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
+from tests.integration.chainctl.conftest import Call
 from tests.integration.chainctl.runbooks import sql
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Call
 
 ACT = ("--reason", "a test", "--actor", "ann")
 BY_TABLE = {

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chain_kernel.errors import SettingError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outbox.service.config import ServiceConfig
-    from tests.integration.chainctl.conftest import Call
+from outbox.service.config import ServiceConfig
+from tests.integration.chainctl.conftest import Call
 
 SETTINGS = {
     "CHAINCTL_DATABASE": "postgresql://outbox_relay@127.0.0.1:1/none",

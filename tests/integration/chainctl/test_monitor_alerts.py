@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from tests.integration.chainctl.conftest import Start
 from tests.integration.chainctl.monitor_pages import WORKS, until_shown
 from tests.prometheus import running
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.chainctl.conftest import Start
 
 
 async def test_process_that_hangs_is_not_ready_and_its_metrics_are_old(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,10 +17,8 @@ from chain_kernel.monitoring import Sample
 from chainctl import monitor_reporting
 from chainctl.monitor_server import Address, Watch, watched, watched_beside
 from tests.deadlines import Deadline
+from tests.integration.chainctl.conftest import Start
 from tests.integration.chainctl.monitor_pages import WORKS, get, serving_for, until_shown
-
-if TYPE_CHECKING:
-    from tests.integration.chainctl.conftest import Start
 
 ANYWHERE = Address("127.0.0.1", 0)
 

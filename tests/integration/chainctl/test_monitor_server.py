@@ -6,24 +6,21 @@ import json
 import re
 import signal
 import socket
+import subprocess
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.deadlines import Deadline
+from tests.integration.chainctl.conftest import Call, Refused, Start
 from tests.integration.chainctl.monitor_pages import address_of, get, until_ready
 from tests.integration.chainctl.sizes import FILLED_ROWS
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-
-    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 JSON = ("--log-format", "json")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import click
@@ -17,12 +19,7 @@ from outbox import Message, draw_message_ids
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, Inbox
 from tests.command_lines import commands_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from uuid import UUID
-
-    from tests.integration.chainctl.conftest import Call
+from tests.integration.chainctl.conftest import Call
 
 ELSEWHERE = {
     "demo", "stack up", "stack env", "stack status", "archive", "retention", "repair", "seal show",

@@ -15,18 +15,22 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
+from uuid import UUID
 
 import asyncpg
 import pytest
+from pyspark.sql import SparkSession
 
 from chain_kernel.errors import PrimaryBehind
 from chain_kernel.model import Mark
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
@@ -37,14 +41,6 @@ from tests.command_call import call_here
 from tests.deadlines import LONG_SECONDS
 from tests.integration.chainctl.conftest import clean_environment, must
 from tests.pages import PAGES, ROOT, Block, blocks_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from uuid import UUID
-
-    from pyspark.sql import SparkSession
-
-    from local_stack import KafkaServer, PostgresServer
 
 ROWS: Final = 6_200
 BATCH_END: Final = 5_000

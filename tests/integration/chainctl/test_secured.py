@@ -7,21 +7,18 @@ import re
 import secrets
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from local_stack.postgres import SUPERUSER
 from tests.certificates import HOST, Authority
+from tests.integration.chainctl.conftest import Call, Refused
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, SecuredKafka
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 from tests.spoiled_files import SPOILS, copied, spoiled
 
-if TYPE_CHECKING:
-    from tests.integration.chainctl.conftest import Call, Refused
-
-    Settings = dict[str, str]
+Settings = dict[str, str]
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from aiokafka.admin import NewPartitions
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.integration.chainctl.conftest import Admin, Call, Refused
+from tests.integration.chainctl.conftest import Admin, Call, Refused
 
 SECRET = "hunter2hunter2"
 

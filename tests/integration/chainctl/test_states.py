@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from chain_kernel.errors import BatchDamaged, RowsMissing, TopicError
 from gapfill import GapReader, GapReaderConfig
+from local_stack import KafkaServer, PostgresServer
 from matcher_receiver import (
     CheckpointConfig,
     KafkaFrameSource,
@@ -29,20 +32,14 @@ from orderchain import ReceiverConfig, open_receiver
 from outbox import Consumer, ConsumerConfig, ConsumeStart, StartFrom
 from tests.builders.topics import damage_batch
 from tests.deadlines import deadline
+from tests.integration.chainctl.conftest import Call, Start
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Runbook, World, settings_of
 from tests.pages import ROOT, blocks_of
 from tests.stored_pages import LET_TAMPER
 from tests.tuned import tuned
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from local_stack import KafkaServer, PostgresServer
-    from tests.integration.chainctl.conftest import Call, Start
-
-    Settings = dict[str, str]
-    Page = Callable[..., Runbook]
+Settings = dict[str, str]
+Page = Callable[..., Runbook]
 
 # Some pages run Spark in this process: it leaves the socket of every `collect` to the collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")

@@ -8,28 +8,25 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
 import outbox
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from orderchain import errors, open_sequencer
 from outbox import Consumer, ConsumerConfig, Message, Refused, draw_message_ids
+from outbox.consumer.delivery import Delivery
 from sequencer import SequencerConfig, SequencerTuning
+from tests.integration.chainctl.conftest import Start
+from tests.integration.chainctl.runbooks import Runbook, World
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from local_stack import PostgresServer
-    from outbox.consumer.delivery import Delivery
-    from tests.integration.chainctl.conftest import Start
-    from tests.integration.chainctl.runbooks import Runbook, World
-
-    Page = Callable[..., Runbook]
+Page = Callable[..., Runbook]
 
 DISK_MB = 64
 ORDER_BYTES = 20_000

@@ -8,10 +8,11 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -19,9 +20,6 @@ import pytest
 from chainctl.admin import apply_schema, create_chain
 from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SEED = 14

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -14,9 +15,6 @@ from chainctl.commands.leader import change_leader
 from chainctl.options import ActByHand
 from chainctl.settings import Settings
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 CHAIN = 7
 ORDER = {"key": "anna/1", "symbol": "ALPHA", "side": "B", "qty": 100}

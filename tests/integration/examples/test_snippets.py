@@ -10,17 +10,22 @@ import inspect
 import os
 import types
 from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import asyncpg
 import pytest
 
 from chainctl.admin import create_chain
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
+from orderchain import Event
 from outbox import (
     Consumer,
     ConsumerConfig,
+    Delivery,
     Destination,
     Relay,
     RelayConfig,
@@ -29,15 +34,6 @@ from outbox import (
 from tests.certificates import Authority
 from tests.deadlines import deadline
 from tests.pages import PAGES, ROOT, Block, blocks_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from local_stack import KafkaServer, PostgresServer
-    from orderchain import Event
-    from outbox import Delivery
-
 
 ELSEWHERE: Final = {
     "test_embedding_guide": ("tutorial.md", "embed-a-"),

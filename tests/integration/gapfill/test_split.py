@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from copy import deepcopy
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from chain_kernel.errors import ForkFound, RetryError, SealMismatch
+from chain_kernel.model import Mark, Run
+from chain_kernel.ports import GapSource
 from chain_kernel.sql import GAP_READER, schema_sql
 from gapfill import GapReader, GapReaderConfig
 from local_stack.postgres import SUPERUSER
@@ -19,12 +21,6 @@ from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
 
 from .conftest import CHAIN_ID
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chain_kernel.model import Mark, Run
-    from chain_kernel.ports import GapSource
 
 pytestmark = pytest.mark.merge
 

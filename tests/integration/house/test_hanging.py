@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.deadlines import stretched
-
-if TYPE_CHECKING:
-    import pytest
 
 pytest_plugins = ["pytester"]
 

@@ -9,12 +9,10 @@ import secrets
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from typing import cast
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 STARTS = 6
 START = """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -15,10 +16,6 @@ from aiokafka.structs import TopicPartition
 from local_stack import KafkaServer, KafkaServerConfig
 from local_stack.process import free_port, is_free
 from tests.builders.topics import make_topics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.kafka
 

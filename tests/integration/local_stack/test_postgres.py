@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncpg
 import msgspec
@@ -16,9 +16,6 @@ from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.errors import ServerFailed, StatementFailed
 from local_stack.postgres import PREFIX_VARIABLE
 from local_stack.process import LOOPBACK, free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.postgres
 

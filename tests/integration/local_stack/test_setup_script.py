@@ -7,13 +7,10 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SCRIPT = Path(__file__).parents[3] / "tools/setup.sh"
 

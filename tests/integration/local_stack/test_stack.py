@@ -6,22 +6,17 @@ import os
 import socket
 import stat
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from chain_kernel.sql import LOGIN_ROLES
-from local_stack import LocalStack
+from local_stack import LocalStack, StackStatus
 from local_stack.errors import FolderUnusable, StackMissing
 from local_stack.process import LOOPBACK
 from local_stack.stack import load_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from local_stack import StackStatus
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -14,10 +16,6 @@ from chain_kernel.testing.memory_chain import LinkDial
 from chainctl.commands.chain.journal import Journal
 from orderchain_demo.book import Exchange
 from orderchain_demo.matching import SQL, MatchingJob, MatchingService
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 CHAIN_ID = 5
 

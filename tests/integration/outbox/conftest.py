@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, save_destinations
 from outbox.message import Message, draw_message_ids
@@ -20,14 +23,6 @@ from outbox.sender.business import store_messages, wake
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.judge.deliveries import SEE, judge_deliveries
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from uuid import UUID
-
-    from aiokafka import ConsumerRecord
-
-    from local_stack import KafkaServer, PostgresServer
 
 PASSWORD = "a-password-of-tests"
 CONSUMER = "clearing-service"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -16,10 +18,10 @@ from chain_kernel.errors import DurabilityError, RetryError, SettingError
 from chain_kernel.sql import LOGIN_ROLES
 from chainctl.commands.doctor import look_at_notifications
 from chainctl.schema.parts import PARTS
-from local_stack import PostgresServer, PostgresServerConfig
+from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from outbox import Consumer, ConsumerConfig, Relay, Status
+from outbox import Consumer, ConsumerConfig, Delivery, Relay, Status
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.checked_sender import CheckedSender
@@ -33,17 +35,8 @@ from outbox.service.server import MessageService
 from outbox.session import OutboxSession
 from tests.deadlines import deadline
 
-from .conftest import CONSUMER, make_sender
+from .conftest import CONSUMER, Sender, make_sender
 from .service.service_client import client, raw, service_config
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-
-    from local_stack import KafkaServer
-    from outbox import Delivery
-
-    from .conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.merge]
 

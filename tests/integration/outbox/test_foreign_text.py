@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -17,13 +17,9 @@ from outbox.sender.due_decisions import CheckRules
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 
+from .conftest import Sender
 from .hand_clock import HandClock
 from .service.service_client import client, endpoint, raw, service_config
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from .conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

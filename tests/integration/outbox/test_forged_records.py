@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
 import outbox
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
-from outbox import Consumer, ConsumerConfig, Status, draw_message_ids
+from outbox import Consumer, ConsumerConfig, Delivery, Status, draw_message_ids
 from outbox.record_mac import destination_key
 from outbox.records import MAC
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
-from .conftest import CONSUMER, make_sender
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from local_stack import KafkaServer, PostgresServer
-    from outbox import Delivery
-
-    from .conftest import Sender
+from .conftest import CONSUMER, Sender, make_sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -12,7 +12,15 @@ import pytest
 import outbox
 from chainctl.schema.parts import PARTS
 from local_stack.postgres import SUPERUSER
-from outbox import Consumer, ConsumerConfig, FireAfterCommit, Status, draw_message_ids
+from outbox import (
+    Consumer,
+    ConsumerConfig,
+    Delivery,
+    Destination,
+    FireAfterCommit,
+    Status,
+    draw_message_ids,
+)
 from outbox.callback.checked_sender import CheckedSender
 from outbox.callback.config import CheckedConfig
 from outbox.message import made_at
@@ -20,12 +28,7 @@ from outbox.records import APPLIED, proof_of, read_headers, token_of
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
-from .conftest import CONSUMER
-
-if TYPE_CHECKING:
-    from outbox import Delivery, Destination
-
-    from .conftest import Sender
+from .conftest import CONSUMER, Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
@@ -17,13 +18,9 @@ from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
+from .conftest import Sender
 from .cut_await import cut_at
 from .service.service_client import client, raw, service_config
-
-if TYPE_CHECKING:
-    import asyncpg
-
-    from .conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from chain_kernel.clients.postgres import require_sight
 from chain_kernel.errors import SchemaError
 from chainctl.schema.parts import PARTS
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from outbox.consumer.inbox import Inbox
 from outbox.message import draw_message_ids
@@ -21,15 +23,8 @@ from outbox.session import tables_of_part
 from tests.cases import case
 from tests.deadlines import LONG_SECONDS, deadline
 
-from .conftest import make_sender
+from .conftest import Sender, make_sender
 from .consumer.test_inbox_schema import delivery
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from local_stack import KafkaServer, PostgresServer
-
-    from .conftest import Sender
 
 pytestmark = pytest.mark.postgres
 

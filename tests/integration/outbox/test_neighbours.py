@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -23,10 +23,7 @@ from outbox.sender.store import RelayStore
 from tests.builders.topics import make_topics
 from tests.cases import case
 
-from .conftest import CONSUMER
-
-if TYPE_CHECKING:
-    from .conftest import Sender
+from .conftest import CONSUMER, Sender
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 (ROTATION,) = re.findall(r"^UPDATE outbox_secret[^;]*;", OPERATIONS.read_text(), re.MULTILINE)

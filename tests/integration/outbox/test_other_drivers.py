@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import django
@@ -18,13 +19,9 @@ from django.db import connections, transaction
 
 from outbox import Destination, save_destinations
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_WRITER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .conftest import Sender
-
 from tests.pages import blocks_of
+
+from .conftest import Sender
 
 GUIDE = Path(__file__).parents[3] / "docs" / "choosing-a-delivery-mode.md"
 

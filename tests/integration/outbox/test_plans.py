@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -25,9 +26,6 @@ from outbox.session import PLAN_SETTINGS, OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
 from .conftest import CONSUMER, Sender
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
 
 pytestmark = pytest.mark.postgres
 

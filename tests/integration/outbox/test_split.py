@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -14,11 +17,13 @@ from aiokafka import AIOKafkaProducer
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import RetryError, SettingError
 from chainctl.schema.parts import PARTS
+from local_stack import KafkaServer
 from local_stack.postgres import SUPERUSER
 from outbox import (
     Confirm,
     Consumer,
     ConsumerConfig,
+    Delivery,
     Destination,
     Message,
     Relay,
@@ -47,14 +52,6 @@ from outbox.statuses import Change
 from tests.builders.standbys import ServerPair, pair_in
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-    from pathlib import Path
-    from uuid import UUID
-
-    from local_stack import KafkaServer
-    from outbox import Delivery
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.merge]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from outbox import Message, Status, acts, draw_message_ids
+from outbox import Destination, Message, Status, acts, draw_message_ids
 from outbox.sender.business import store_messages
 from outbox.sender.due_decisions import ResendDecision, judge, wait_seconds
 from outbox.sender.parcel_sender import Share
@@ -18,9 +18,6 @@ from outbox.statuses import FINAL, TRANSITIONS
 from tests.lanes import at_night
 
 from .conftest import CONSUMER, Sender
-
-if TYPE_CHECKING:
-    from outbox import Destination
 
 pytestmark = pytest.mark.postgres
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
 from opentelemetry import trace
+from starlette.types import Receive, Scope, Send
 
 from chain_kernel.clock import SystemClock
 from chainctl.schema.parts import PARTS
@@ -22,15 +24,8 @@ from outbox.statuses import Status
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of
 from tests.deadlines import deadline
 
-from .conftest import CONSUMER
+from .conftest import CONSUMER, Sender
 from .service.service_client import TOKEN, client, endpoint, raw, service_config
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from starlette.types import Receive, Scope, Send
-
-    from .conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

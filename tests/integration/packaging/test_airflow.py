@@ -6,16 +6,13 @@ import json
 import shlex
 import subprocess
 import venv
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chain_verifier.places import is_url
 from tests.command_lines import refusal_of
 from tests.sources import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DAG = ROOT / "deploy" / "airflow" / "verify_chains.py"
 TASKS = {"verify_new_rows": ["new_rows"], "verify_everything": ["chains", "table"]}

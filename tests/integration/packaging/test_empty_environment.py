@@ -6,16 +6,13 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.chainctl.monitor_pages import address_of, serving_for, until_shown
 from tests.pages import ROOT, blocks_of, lay_out, run_commands, shown_but_not_said
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 

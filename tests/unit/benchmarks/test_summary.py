@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,9 +11,6 @@ from benchmarks.questions import NAMES, question_of
 from benchmarks.report import TABLE, write_report
 from benchmarks.session import CONDITIONS, Conditions, read_lines, save, saved_in, steps
 from benchmarks.spreads import Lines, Spread, histogram_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def line(arm: str, repeat: int, question: str = "comparison", **figures: object) -> Line:

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pytest
 
 from benchmarks.load import KeyKind, Load
 from benchmarks.rivals.rival import NotWhole, Tally, bodies, decode_body, linked
-
-if TYPE_CHECKING:
-    from sequencer import Order
+from sequencer import Order
 
 
 def orders_of(count: int, **fields: object) -> list[Order]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,9 +18,6 @@ from chain_verifier.seal_files import (
     signed,
     store,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def seal(row_id: int = 5, chain_id: int = 7) -> SealFile:

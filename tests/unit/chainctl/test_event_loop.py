@@ -6,16 +6,13 @@ import asyncio
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from chainctl.event_loop import report_ready, run_async
 from chainctl.exits import Terminated
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(params=["in a folder", "abstract"])

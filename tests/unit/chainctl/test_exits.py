@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from chain_kernel import errors
@@ -19,11 +20,6 @@ from chainctl.exits import (
 )
 from chainctl.main import main
 from local_stack import errors as stack_errors
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import click
 
 
 @pytest.mark.parametrize(

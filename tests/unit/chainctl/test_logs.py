@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,9 +15,6 @@ from chainctl.logs import Subject, set_up_logging
 from chainctl.main import main
 from chainctl.output import talk, talk_through
 from chainctl.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import pytest
 
 from chain_kernel.monitoring import READY, MonitorAnswer
 from chainctl import monitor_process
 from chainctl.monitor_process import Look, Pages
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def look(at: float, *, is_ready: bool) -> Look[msgspec.Raw]:

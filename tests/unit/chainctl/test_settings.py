@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import pytest
@@ -15,17 +15,13 @@ from chainctl.main import main
 from chainctl.settings import (
     SETTING_NAMES,
     Settings,
+    SourcedSettings,
     has_flag,
     load_settings,
     shown,
     unknown_variables,
 )
 from sequencer import SequencerConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from chainctl.settings import SourcedSettings
 
 SECRET = "p%40ss:w"
 DSN = "postgresql://user:p%40ss@host:5433/orders"

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import ast
 import typing
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import pytest
 from msgspec import Meta
 
 from chain_kernel.clients.kafka_config import KafkaConfig
+from chain_kernel.config import Config
 from chain_kernel.errors import SettingError
 from outbox import RelayConfig
 from tests.sources import PRODUCT, modules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from chain_kernel.config import Config
 
 CHECKED_BY_THEMSELVES = {"KafkaConfig", "DatabaseConfig"}
 """Their fields depend on each other throughout, and some hold secrets: tests/unit/chain_kernel."""

@@ -8,13 +8,10 @@ from __future__ import annotations
 import io
 import re
 import tokenize
+from collections.abc import Iterator
 from tokenize import COMMENT, NAME, STRING
-from typing import TYPE_CHECKING
 
 from tests.sources import PRODUCT, ROOT, modules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 UNITS = r"(?:rows|orders|messages|batches|frames|commits|bytes|ns|ms|us|seconds|microseconds)"
 WORDS = {

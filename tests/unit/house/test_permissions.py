@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from chain_kernel.sql import OWNER
-from chainctl.schema.parts import PARTS, shipped_facts
-
-if TYPE_CHECKING:
-    from chainctl.schema.parts import SchemaPart
+from chainctl.schema.parts import PARTS, SchemaPart, shipped_facts
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "permissions.md").read_text(encoding="utf-8")

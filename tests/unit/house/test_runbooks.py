@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.cases import case
 from tests.pages import PAGES, ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RUNBOOKS = sorted(
     path for path in (ROOT / "docs" / "runbooks").glob("*.md") if path.name != "README.md"

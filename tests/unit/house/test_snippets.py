@@ -10,15 +10,12 @@ import json
 import re
 import subprocess
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from chainctl.settings import load_settings
 from tests.cases import case
 from tests.command_lines import command_lines, refusal_of
 from tests.pages import PAGES, ROOT, Block, blocks_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LANGUAGES = {"sh", "python", "toml", "sql", "json", "csv", "text"}
 """`text` is what a command shows, or a drawing."""

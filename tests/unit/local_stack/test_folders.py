@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +19,6 @@ from local_stack.folders import (
     write_file,
 )
 from local_stack.stack import load_state
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOMEBODY = Account(name="somebody", user_id=54_321, group_id=54_321, switched=True)
 

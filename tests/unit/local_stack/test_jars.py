@@ -7,19 +7,16 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chain_kernel.text import not_installed
 from local_stack import jars
 from local_stack.errors import FetchFailed, SetupNeeded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 JARS = {
     "org.apache.kafka:kafka_2.13:4.1.1": b"broker",

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from local_stack.postgres import (
     installation_for,
     named_installation,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SOMEBODY = Account(name="somebody", user_id=54_321, group_id=54_321, switched=True)
 OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)

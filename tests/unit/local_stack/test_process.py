@@ -4,8 +4,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -13,9 +13,6 @@ import pytest
 from local_stack import process as processes
 from local_stack.errors import StackError
 from local_stack.folders import Account
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)
 ENVIRONMENT = {"PATH": os.defpath}

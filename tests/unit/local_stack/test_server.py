@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -13,13 +15,8 @@ from local_stack import process as processes
 from local_stack import server as server_module
 from local_stack.errors import ServerFailed
 from local_stack.folders import Account
+from local_stack.process import ProcessIdentity
 from local_stack.server import Server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from local_stack.process import ProcessIdentity
 
 OURSELVES = Account(name="me", user_id=os.geteuid(), group_id=os.getegid(), switched=False)
 SERVES = "touch ready; exec sleep 60"

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chain_kernel.text import not_installed
 from chainctl.main import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_demo_without_spark_is_refused_before_anything_starts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trustme
@@ -11,9 +11,6 @@ import trustme
 from chain_kernel.errors import RetryError, SettingError
 from outbox.http_call import ANSWER_BYTES_MAX, CallRefused, call_json, shown_url
 from tests.unit.outbox.answer_server import answering
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 async def test_call_sends_json_with_the_token_and_returns_the_answer() -> None:

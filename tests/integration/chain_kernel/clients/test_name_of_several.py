@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -23,10 +25,6 @@ from outbox import InboxLog
 from outbox.roles import OUTBOX_OPERATOR
 from tests.builders.standbys import ServerPair, pair_in
 from tests.faults.proxy import Proxy, postgres_requests
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = [pytest.mark.postgres, pytest.mark.merge]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
 
 import asyncpg
 import pytest
@@ -17,9 +17,6 @@ from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from sequencer import SequencerConfig
 from sequencer.stores.session import LeaderSession
 from tests.builders.stored_chain import StoredChain
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 CHAIN = 7
 SEEN_WHOLE = {

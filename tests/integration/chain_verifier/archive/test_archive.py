@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -24,7 +26,7 @@ from chain_verifier.archive.retention import RetentionReport, RetentionRequest, 
 from chain_verifier.archive.write_archive import ArchivedRun, write_archive
 from chain_verifier.config import DatabaseSource, KeptSeal, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.places import UrlPlace
+from chain_verifier.places import Place, UrlPlace
 from chain_verifier.report import Verdict
 from chain_verifier.stored_chain import StoredChain
 from chain_verifier.verified_mark import read_extent
@@ -37,12 +39,6 @@ from tests.integration.chain_verifier.stored_rows import (
     store,
 )
 from tests.stored_pages import execute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from chain_verifier.places import Place
 
 ROWS = chain_of(random.Random(13), 400)
 HEAD = head_of(ROWS)

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 import asyncpg
@@ -28,10 +29,6 @@ from local_stack.process import free_port
 from tests.integration.chain_verifier.cluster import SparkCluster, spark_environment
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of, id_of
 from tests.integration.chain_verifier.stored_rows import PARTITION_IDS, store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 ROWS = chain_of(random.Random(4), 120)
 MISSING = id_of(ROWS[50])

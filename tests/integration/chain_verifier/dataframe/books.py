@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pyarrow as pa
 
+from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chain_kernel.model import Event
 
 Book = dict[str, int]
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from pyspark.sql import Observation
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.errors import InputError
 from chain_verifier.dataframe import frame as module
 from chain_verifier.spark.own_session import own_session
+from local_stack import KafkaServer
 from orderchain.spark import verify_frame
 from tests.builders.topics import make_topics
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from local_stack import KafkaServer
 
 Found = set[tuple[Any, ...]]
 FAR = 3 * 2**20

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import orderchain.spark
 from chain_kernel.errors import InputError
+from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold, digest_of
 from chain_verifier.spark.own_session import own_session
 from tests.integration.chain_verifier.conftest import frame_of
@@ -22,11 +23,6 @@ from tests.integration.chain_verifier.dataframe.books import (
     step,
 )
 from tests.integration.chain_verifier.planted_faults import chain_of, events_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from chain_kernel.model import Event
 
 ROWS = chain_of(random.Random(6), 300)
 EVENTS = events_of(ROWS)

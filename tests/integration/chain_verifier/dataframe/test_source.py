@@ -6,25 +6,28 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import orderchain.spark
 from chain_kernel.errors import RetryError, RowsArchived, RowsMissing
 from chain_verifier.archive.write_archive import write_archive
+from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
 from chain_verifier.spark.own_session import own_session
 from tests.builders.stored_chain import StoredChain
-from tests.integration.chain_verifier.dataframe.books import BOOKS, BY_COLUMN
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
-from tests.integration.chain_verifier.published_frames import frames_of
+from tests.integration.chain_verifier.dataframe.books import BOOKS, BY_COLUMN, Book
+from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, id_of
+from tests.integration.chain_verifier.published_frames import Topic, frames_of
 from tests.integration.chain_verifier.stored_rows import (
     BATCH_ROWS,
     archive,
@@ -34,18 +37,7 @@ from tests.integration.chain_verifier.stored_rows import (
 )
 from tests.stored_pages import execute
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from chain_verifier.dataframe.fold import Fold
-    from tests.integration.chain_verifier.dataframe.books import Book
-    from tests.integration.chain_verifier.planted_faults import Row
-    from tests.integration.chain_verifier.published_frames import Topic
-
-    Read = Callable[..., DataFrame]
+Read = Callable[..., DataFrame]
 
 ROWS = chain_of(random.Random(5), 95)
 

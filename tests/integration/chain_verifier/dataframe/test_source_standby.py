@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import asyncpg
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import orderchain.spark
 from chain_kernel.sql import AUDITOR
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.builders.standbys import standby_of
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from local_stack import PostgresServer
-
-    Write = Callable[[DataFrame, int], None]
+Write = Callable[[DataFrame, int], None]
 
 _POLLS = """
 SELECT pid, query_start FROM pg_stat_activity

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
+from pyspark.sql import SparkSession
 
 from chain_verifier.config import DatabaseSource
 from chain_verifier.dataframe.fold import digest_of
@@ -21,12 +23,6 @@ from tests.builders.stored_chain import StoredChain
 from tests.integration.chain_verifier.dataframe.books import Book, side_of, start, step
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of, id_of
 from tests.integration.chain_verifier.stored_rows import archive, store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 ROWS = chain_of(random.Random(8), 60)
 FOLD = "tests.integration.chain_verifier.dataframe.books:BOOKS"

@@ -7,20 +7,16 @@ import os
 import secrets
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from chainctl.main import main
 from tests.integration.chain_verifier.cluster import spark_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 
 def test_files_of_ones_own_are_checked_where_they_are(

@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -29,9 +29,6 @@ from tests.integration.chain_verifier.cluster import (
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
 from tests.integration.chain_verifier.stored_rows import store
 from tests.pages import ROOT, blocks_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

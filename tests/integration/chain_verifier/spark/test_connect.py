@@ -8,21 +8,17 @@ import os
 import random
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.command_call import Done
 from tests.integration.chain_verifier.cluster import ConnectServer, spark_environment
+from tests.integration.chain_verifier.conftest import MakeFrames
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
+from tests.integration.chain_verifier.published_frames import Topic
 from tests.stored_pages import execute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.integration.chain_verifier.conftest import MakeFrames
-    from tests.integration.chain_verifier.published_frames import Topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

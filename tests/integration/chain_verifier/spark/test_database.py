@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_kernel.sql import AUDITOR
@@ -34,12 +37,6 @@ from tests.integration.chain_verifier.stored_rows import (
     store,
 )
 from tests.stored_pages import execute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 ROWS = chain_of(random.Random(9), 300)
 HEAD = head_of(ROWS)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partialmethod
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from chain_kernel.errors import SettingError
 from chain_kernel.sql import AUDITOR
@@ -17,20 +19,12 @@ from chain_verifier.config import ContradictedMark, DatabaseSource
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.follow import Follower
 from chainctl.commands.verifier.verify import follow as follow_topic
+from tests.integration.chain_verifier.conftest import MakeFollower, MakeFrames
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of, id_of
-from tests.integration.chain_verifier.published_frames import frame_of
+from tests.integration.chain_verifier.published_frames import Topic, frame_of
 from tests.integration.chain_verifier.stored_rows import archive
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from tests.integration.chain_verifier.conftest import MakeFollower, MakeFrames
-    from tests.integration.chain_verifier.published_frames import Topic
-
-    Follow = Callable[[], list[Finding]]
+Follow = Callable[[], list[Finding]]
 
 ROWS = chain_of(random.Random(19), 60)
 HEAD = head_of(ROWS)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 from chain_verifier.spark.follow import SILENT_SECONDS_MAX
+from tests.integration.chain_verifier.conftest import MakeFollower, MakeFrames
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
+from tests.integration.chain_verifier.published_frames import Topic
 from tests.prometheus import scraped
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.chain_verifier.conftest import MakeFollower, MakeFrames
-    from tests.integration.chain_verifier.published_frames import Topic
 
 
 def test_frame_that_is_missing_and_then_silence_and_every_panel_of_a_verifier(

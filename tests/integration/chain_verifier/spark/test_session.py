@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import FrameType
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,16 +23,10 @@ from chain_verifier.spark.packages import packages_for
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.verify import verify
 from tests.hanging import drop_call_to_java
+from tests.integration.chain_verifier.conftest import MakeParquet
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
+from tests.integration.chain_verifier.published_frames import Topic
 from tests.integration.chain_verifier.stored_rows import store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-    from types import FrameType
-
-    from tests.integration.chain_verifier.conftest import MakeParquet
-    from tests.integration.chain_verifier.published_frames import Topic
 
 ROWS = chain_of(random.Random(14), 30)
 ENDLESS = "reflect('java.lang.Thread', 'sleep', 3600000L) IS NULL"

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import random
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_verifier.checks.buckets import Horizon
+from chain_verifier.checks.buckets import Bucket, Horizon
 from chain_verifier.spark.source_check import KEY, whole_chain, with_key
 from tests.integration.chain_verifier.conftest import RowTable
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import SparkSession
-
-    from chain_verifier.checks.buckets import Bucket
 
 ROWS = chain_of(random.Random(21), 40)
 HEAD = head_of(ROWS)

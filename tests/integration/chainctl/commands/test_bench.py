@@ -3,18 +3,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from benchmarks.questions import NAMES
 from benchmarks.spreads import PROCESSES
-from tests.integration.chainctl.conftest import ROOT, clean_environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import ROOT, Call, Refused, clean_environment
 
 
 @pytest.mark.parametrize(

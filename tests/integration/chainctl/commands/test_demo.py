@@ -14,17 +14,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 from local_stack.last_demo import LastDemo
 from orderchain.pytest_plugin import make_server_folder
+from tests.integration.chainctl.conftest import Call
 from tests.pages import ROOT, blocks_of
-
-if TYPE_CHECKING:
-    from tests.integration.chainctl.conftest import Call
 
 CHAINCTL = Path(sys.executable).with_name("chainctl")
 SEED = 20_261

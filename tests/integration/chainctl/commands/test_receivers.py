@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import asyncpg
 import pytest
@@ -15,11 +16,7 @@ from chain_kernel.errors import PrimaryBehind, StillHalted
 from chain_kernel.model import Gap, Mark
 from chain_kernel.sql import RECEIVER_WRITER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import Call, Refused
 
 Settings = dict[str, str]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,17 +17,11 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from chain_kernel.clients.kafka import TopicPartition, UnreadableRecord
 from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
-from tests.integration.chainctl.conftest import fill_chain
+from local_stack import PostgresServer
+from tests.integration.chainctl.conftest import Admin, Call, Refused, fill_chain
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.old_kafka import old_kafka
 from tests.stored_pages import LET_TAMPER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Admin, Call, Refused
 
 Settings = dict[str, str]
 

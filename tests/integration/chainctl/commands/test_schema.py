@@ -4,20 +4,16 @@ import asyncio
 import json
 import re
 import secrets
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from chain_kernel.sql import SCHEMA_VERSION
+from local_stack import PostgresServer
 from local_stack.errors import StatementFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import Call, Refused
 
 VERSION = f"schema version {SCHEMA_VERSION}"
 

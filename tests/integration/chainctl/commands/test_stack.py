@@ -4,14 +4,11 @@ import json
 import os
 import pty
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.chainctl.conftest import Call, Refused, Start
+from tests.integration.chainctl.conftest import Call, Refused, Start
 
 
 def test_stack_that_was_never_up_is_reported(call: Call, refused: Refused, tmp_path: Path) -> None:

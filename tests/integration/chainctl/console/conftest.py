@@ -7,9 +7,11 @@ import http.client
 import json
 import re
 import signal
+import subprocess
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import asyncpg
 import pytest
@@ -17,18 +19,13 @@ import pytest
 import outbox
 from chain_kernel.errors import PrimaryBehind
 from chain_kernel.model import Gap, Mark
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from outbox import Destination, Message, draw_message_ids, save_destinations
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import LONG_SECONDS, Deadline
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Start
+from tests.integration.chainctl.conftest import Start
 
 CHAIN = 7
 ROWS = 20

@@ -6,9 +6,10 @@ import asyncio
 import json
 import socket
 from base64 import b64encode
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
@@ -16,18 +17,14 @@ import pytest
 from chain_kernel.sql import AUDITOR
 from chainctl.console.state_reader import StateReader
 from chainctl.settings import Settings as ConsoleSettings
+from local_stack import PostgresServer
 from tests.builders.stored_chain import StoredChain
+from tests.integration.chainctl.conftest import Call, Refused
 from tests.integration.chainctl.console.conftest import CHAIN, ROWS, Filled, RunningConsole, until
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Call, Refused
-
-    Settings = dict[str, str]
-    OnDatabase = Callable[[Callable[[Any], Awaitable[Any]]], Any]
-    RunConsole = Callable[..., RunningConsole]
+Settings = dict[str, str]
+OnDatabase = Callable[[Callable[[Any], Awaitable[Any]]], Any]
+RunConsole = Callable[..., RunningConsole]
 
 WAITING = (
     "SELECT query FROM pg_stat_activity WHERE datname = current_database() "

@@ -5,29 +5,25 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
+from local_stack import KafkaServer
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import LONG_SECONDS
+from tests.integration.chainctl.conftest import Call
 from tests.integration.chainctl.console.conftest import CHAIN, Filled, RunningConsole
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
-
-    from local_stack import KafkaServer
-    from tests.integration.chainctl.conftest import Call
-
-    RunConsole = Callable[..., RunningConsole]
-    Open = Callable[..., AbstractAsyncContextManager[Page]]
+RunConsole = Callable[..., RunningConsole]
+Open = Callable[..., AbstractAsyncContextManager[Page]]
 
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
 TOKEN = "a-token-of-the-tests-0123456789"

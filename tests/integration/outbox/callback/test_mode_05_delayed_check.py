@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 from msgspec.structs import replace
 
 from chain_kernel.errors import RetryError
 from chainctl.schema.parts import PARTS
+from local_stack import KafkaServer
 from outbox import Confirm, Destination, Status
 from outbox.acts import read_counts
 from outbox.callback.callback_service import CallbackIntake, CallbackService
@@ -30,16 +32,9 @@ from outbox.service.server import MessageService
 from tests.builders.topics import damage_batch, damage_head, make_topics
 from tests.other_loops import refusal_elsewhere
 
+from ..conftest import Sender
 from ..hand_clock import HandClock
 from ..service.service_client import client, endpoint, raw, service_config
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-    from uuid import UUID
-
-    from local_stack import KafkaServer
-
-    from ..conftest import Sender
 
 ME = "payments"
 DELAY = 300.0

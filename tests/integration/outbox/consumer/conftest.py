@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.builders.topics import make_topics
 
 from .redis_server import PROGRAM, RedisServer
 from .rig import CREATE, Rig
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-
-    from local_stack import KafkaServer, PostgresServer
 
 PARTITIONS = 3
 

@@ -6,13 +6,10 @@ import shutil
 import signal
 import socket
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from local_stack.process import free_port
 from tests.deadlines import LONG_SECONDS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRAM = shutil.which("redis-server")
 READY = b"Ready to accept connections"

@@ -6,16 +6,20 @@ The business table has no unique constraint: an effect that happens twice shows 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
+import asyncpg
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.protocol.admin import DeleteGroupsRequest
 
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
+from outbox.consumer.delivery import Delivery
 from outbox.destination import Destination
 from outbox.message import Message, draw_message_ids
 from outbox.records import (
@@ -27,14 +31,6 @@ from outbox.records import (
     record_headers,
 )
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from uuid import UUID
-
-    import asyncpg
-
-    from outbox.consumer.delivery import Delivery
 
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL)"
 TOKEN = bytes(range(16))

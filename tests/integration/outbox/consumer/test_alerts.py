@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outbox.consumer.decisions import RetryLevels
+from outbox.consumer.delivery import Delivery
 from tests.prometheus import scraped
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outbox.consumer.delivery import Delivery
-
-    from .rig import Rig
+from .rig import Rig
 
 
 async def refuse(delivery: Delivery, connection: Any) -> None:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from outbox import RetryLevels
+from outbox.consumer.consumer import Consumer
+from outbox.consumer.delivery import Delivery
+from outbox.message import Message
 from tests.deadlines import deadline
 
 from ..cut_await import cut_at, cutting_tasks
-from .rig import apply, apply_many
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from outbox.consumer.consumer import Consumer
-    from outbox.consumer.delivery import Delivery
-    from outbox.message import Message
-
-    from .rig import Rig
+from .rig import Rig, apply, apply_many
 
 AWAITS_MAX = 200
 """More than any of them has: the tests end when one comes to its end uncut."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,11 +11,7 @@ from outbox.consumer.filters import Filter, MemoryFilter, RedisFilter, RedisFilt
 from outbox.message import draw_message_ids
 
 from ..hand_clock import HandClock
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from .redis_server import RedisServer
+from .redis_server import RedisServer
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
+from uuid import UUID
 
+import asyncpg
 import pytest
 
 from chain_kernel.errors import ConnectError
@@ -11,12 +13,6 @@ from outbox import InboxLog, draw_message_ids
 from outbox.consumer.inbox import Inbox
 
 from .test_inbox_schema import delivery
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from uuid import UUID
-
-    import asyncpg
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -12,10 +14,6 @@ from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, Inbox
 from outbox.message import MessageIds, draw_message_ids
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from uuid import UUID
 
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
 from outbox import Confirm, Progress, draw_message_ids
 from outbox.consumer import confirm_loop
 from outbox.consumer.confirm_loop import ConfirmSender
+from outbox.consumer.delivery import Delivery
 from outbox.records import APPLIED, RETRYING
 from tests.deadlines import deadline
 
 from .rig import TOKEN, Rig, apply, apply_many
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from outbox.consumer.delivery import Delivery
 
 
 async def test_confirm_follows_the_commit_of_the_effect(rig: Rig) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -14,20 +15,15 @@ from msgspec.structs import replace
 from chain_kernel.errors import ConnectError, SchemaError
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.decisions import Seen
+from outbox.consumer.delivery import Delivery
 from outbox.consumer.filters import Filter, MemoryFilter, RedisFilter, RedisFilterConfig
+from outbox.message import Message
 from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, Trap, is_commit, postgres_requests
 
 from ..hand_clock import HandClock
+from .redis_server import RedisServer
 from .rig import Rig, apply, apply_many
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from outbox.consumer.delivery import Delivery
-    from outbox.message import Message
-
-    from .redis_server import RedisServer
 
 
 async def test_redelivery_long_after_processing_does_no_work_and_confirms_again(rig: Rig) -> None:

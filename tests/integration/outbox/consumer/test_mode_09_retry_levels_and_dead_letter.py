@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncpg
 import pytest
 
 from chain_kernel.errors import SettingError, TopicError
+from local_stack import KafkaServer
 from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.attempts import PAUSES_SECONDS, Refused
 from outbox.consumer.decisions import LEVELS_SECONDS, RetryLevels
+from outbox.consumer.delivery import Delivery
 from outbox.consumer.filters import Filter
+from outbox.message import Message
 from outbox.records import RETRYING
 from tests.builders.topics import damage_batch
 from tests.deadlines import deadline
@@ -21,13 +25,6 @@ from tests.other_loops import refusal_elsewhere
 
 from ..hand_clock import HandClock
 from .rig import Rig, apply, apply_many
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from local_stack import KafkaServer
-    from outbox.consumer.delivery import Delivery
-    from outbox.message import Message
 
 START_NS = 1_800_000_000_000_000_000
 SECOND = 1_000_000_000

@@ -6,9 +6,10 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,12 +25,7 @@ from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 
 from .conftest import PARTITIONS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from .rig import Rig
-
+from .rig import Rig
 
 WORKER = Path(__file__).with_name("worker.py")
 

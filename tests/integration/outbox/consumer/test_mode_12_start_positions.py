@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiokafka.consumer.group_coordinator import GroupCoordinator
@@ -12,16 +12,13 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from chain_kernel.errors import SettingError
 from outbox.consumer.in_hand import ConsumeStart, StartFrom
 from outbox.consumer.record_source import move_start
+from outbox.message import Message
 from outbox.records import common_headers, record_headers
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
 from .conftest import PARTITIONS
-
-if TYPE_CHECKING:
-    from outbox.message import Message
-
-    from .rig import Rig
+from .rig import Rig
 
 FIRST_MS = 1_700_000_000_000
 STEP_MS = 60_000

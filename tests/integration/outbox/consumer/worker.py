@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from outbox.consumer.config import ConsumerConfig
 from outbox.consumer.consumer import Consumer
-
-if TYPE_CHECKING:
-    from outbox.consumer.delivery import Delivery
+from outbox.consumer.delivery import Delivery
 
 
 class Plan(msgspec.Struct):

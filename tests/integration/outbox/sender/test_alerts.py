@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -14,12 +14,7 @@ from outbox import Message, Status
 from outbox.message import smallest_id
 from tests.prometheus import scraped
 
-from ..conftest import CONSUMER
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ..conftest import Sender
+from ..conftest import CONSUMER, Sender
 
 OLD_SECONDS = 1_200.0
 UUID7 = 7 << 76 | 2 << 62

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,8 +21,7 @@ from outbox.roles import OUTBOX_OPERATOR
 from outbox.sender.upkeep import remove_destination
 from tests.deadlines import deadline
 
-if TYPE_CHECKING:
-    from ..conftest import Sender
+from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

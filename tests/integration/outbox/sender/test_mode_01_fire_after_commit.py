@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
 
 from chain_kernel.errors import SettingError
+from local_stack import KafkaServer
 from outbox import Destination, FireAfterCommit
 from outbox.records import read_headers
 from outbox.roles import OUTBOX_WRITER
 from tests.builders.topics import make_topics
 
-if TYPE_CHECKING:
-    from local_stack import KafkaServer
-
-    from ..conftest import Sender
+from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

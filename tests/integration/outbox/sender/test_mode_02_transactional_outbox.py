@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -13,15 +12,13 @@ import pytest
 
 import outbox
 from chain_kernel.errors import SettingError
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from outbox import Message, MessageError, Status, draw_message_ids
 from outbox.records import read_headers
 from outbox.roles import OUTBOX_WRITER
 
-if TYPE_CHECKING:
-    from local_stack import KafkaServer, PostgresServer
-
-    from ..conftest import Sender
+from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 import outbox
+from local_stack import KafkaServer
 from outbox import Destination, Message, Status, draw_message_ids, save_destinations
 from outbox.records import read_headers
 from outbox.roles import OUTBOX_OPERATOR
@@ -21,12 +21,7 @@ from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
 
-from ..conftest import CONSUMER
-
-if TYPE_CHECKING:
-    from local_stack import KafkaServer
-
-    from ..conftest import Sender
+from ..conftest import CONSUMER, Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -8,21 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
-from outbox import Message, Status, draw_message_ids
+from local_stack import KafkaServer
+from outbox import Destination, Message, Relay, Status, draw_message_ids
 from outbox.sender.business import store_messages
 from tests.builders.topics import damage_head
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from local_stack import KafkaServer
-    from outbox import Destination, Relay
-
-    from ..conftest import Sender
+from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

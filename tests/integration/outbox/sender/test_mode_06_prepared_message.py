@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -35,14 +37,9 @@ from outbox.service.config import ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.message_api import MessageApi
 from outbox.statuses import Change
+from tests.integration.outbox.conftest import Sender
 
 from ..hand_clock import HandClock
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-    from uuid import UUID
-
-    from tests.integration.outbox.conftest import Sender
 
 ME = "payments"
 RULES = CheckRules(

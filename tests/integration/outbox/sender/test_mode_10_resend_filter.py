@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from uuid import UUID
 
 import pytest
 
 from outbox import Status, draw_message_ids
 from tests.lanes import at_night
 
-from ..conftest import CONSUMER
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from uuid import UUID
-
-    from ..conftest import Sender
+from ..conftest import CONSUMER, Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

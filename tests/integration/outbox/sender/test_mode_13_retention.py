@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -15,12 +16,8 @@ from outbox import KeepConfig, OutboxFull, Status, keep_outbox
 from outbox.message import MessageIds
 from outbox.roles import OUTBOX_OPERATOR
 
+from ..conftest import Sender
 from ..hand_clock import HandClock
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from chain_kernel.clients.kafka import close_client, make_admin, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.topics import describe_topics
+from outbox import Destination
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 
-if TYPE_CHECKING:
-    from outbox import Destination
-
-    from ..conftest import Sender
+from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 

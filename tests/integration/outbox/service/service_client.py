@@ -7,10 +7,13 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
+from starlette.types import ASGIApp
 
 from chain_kernel.clients.http_server import HttpLimits, HttpServer
 from outbox.sender.check_back import CheckingConfig
@@ -19,13 +22,7 @@ from outbox.service.config import Client, ServiceConfig, hash_token
 from tests.deadlines import deadline, in_time
 from tests.pipes import send_to_child
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from starlette.types import ASGIApp
-
-    from ..conftest import Sender
+from ..conftest import Sender
 
 TOKEN = "payments-token"
 SERVED = b"messages are served at "

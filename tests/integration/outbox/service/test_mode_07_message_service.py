@@ -9,9 +9,12 @@ import os
 import random
 import urllib.request
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import hypothesis
 import msgspec
@@ -22,6 +25,7 @@ from msgspec.structs import replace
 from schemathesis import GenerationMode
 from schemathesis.core.parameters import ParameterLocation
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
@@ -40,16 +44,8 @@ from outbox.service.message_api import MessageApi
 from outbox.service.server import MessageService
 from tests.cases import case
 
+from ..conftest import Sender
 from .service_client import client, endpoint, raw, served, service_config, write_clients
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
-    from uuid import UUID
-
-    from starlette.requests import Request
-
-    from ..conftest import Sender
 
 CONSUMER = "clearing-service"
 WAITS_FOR_A_LOCK = """

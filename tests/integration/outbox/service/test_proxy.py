@@ -9,9 +9,9 @@ import shutil
 import socket
 import ssl
 import sys
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -23,13 +23,9 @@ from outbox.service.server import MessageService
 from tests.certificates import Authority
 from tests.deadlines import deadline, in_time
 
+from ..conftest import Sender
 from .service_client import client, service_config
 from .test_under_pressure import BODY, SEND, begun
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ..conftest import Sender
 
 PROGRAM = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin")
 SHIPPED = Path(__file__).parents[4] / "deploy/proxy/nginx.conf"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,12 +20,8 @@ from outbox.service import server
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 
+from ..conftest import Sender
 from .service_client import client, raw, service_config
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from ..conftest import Sender
 
 SEND = "/v1/messages/send"
 MESSAGE = {"destination": "clearing", "key": "7", "payload": base64.b64encode(b"pay 7").decode()}

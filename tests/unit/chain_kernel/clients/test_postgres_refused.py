@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +18,6 @@ from chain_kernel.errors import ConnectError
 from chainctl.event_loop import run_async
 from tests.certificates import HOST, Authority
 from tests.deadlines import LONG_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _REFUSAL = b"SFATAL\0C28P01\0Mpassword authentication failed\0\0"
 

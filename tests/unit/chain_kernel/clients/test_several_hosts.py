@@ -5,7 +5,9 @@ One that answers may be a standby that lags: what is read there is not what was 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,6 @@ from orderchain import SequencerConfig, open_sequencer
 from outbox import Consumer, ConsumerConfig, Relay, RelayConfig
 from outbox.roles import OUTBOX_OPERATOR
 from tests.command_call import call_here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ANY = "postgresql://u@one.example,two.example/orders?sslmode=disable"
 WRITERS: dict[str, Callable[[str], Any]] = {

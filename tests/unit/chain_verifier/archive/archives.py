@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import random
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from chain_verifier.archive.manifest import Manifest, chain_folder, store_manifest
 from chain_verifier.archive.part_files import PartWriter
 from chain_verifier.checks.seals import SealedBatch, SealRun
 from tests.integration.chain_verifier.seeded_batches import Chain, Committed, sealed_chain
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 CHAIN_ID = 11
 DATABASE_ID = uuid.UUID(int=7)

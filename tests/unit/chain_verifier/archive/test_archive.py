@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pyarrow.parquet as pq
@@ -33,9 +34,6 @@ from tests.unit.chain_verifier.archive.archives import (
     as_stored,
     write_archive,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GENESIS = BATCHES[0].seal_before
 HELD = BATCHES[: PARTS[-1]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chain_kernel.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
-from chain_kernel.model import ChainHead, Mark, Standing
+from chain_kernel.model import ChainHead, Event, Mark, Standing
 from chain_verifier.archive import archived_rows
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.manifest import chain_folder, load_manifest
@@ -25,11 +25,6 @@ from tests.unit.chain_verifier.archive.archives import (
     as_stored,
     write_archive,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from chain_kernel.model import Event
 
 BOUNDARY = BATCHES[11]
 """In the midst of the last part: the archive reaches further than what was detached."""

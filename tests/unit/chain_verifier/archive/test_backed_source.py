@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from chain_kernel.errors import InputError, RetryError, RowsArchived, RowsMissing, SettingError
 from chain_kernel.model import ChainHead, Event, Mark, Run, Standing
 from chain_verifier.archive.backed_source import ArchiveBackedSource
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 HEAD = 90
 PAGE = 10

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
 from chain_verifier.checks.buckets import Bucket, Horizon, Link, find_faults, is_one_path, locate
 from chain_verifier.findings import Finding, Kind
 from tests.cases import case
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Row = tuple[int, int]
 """(pid, id)"""

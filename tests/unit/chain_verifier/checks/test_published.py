@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chain_verifier.checks.buckets import Horizon
 from chain_verifier.checks.neighbours import gathered
@@ -13,9 +13,7 @@ from chain_verifier.checks.published import (
 )
 from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, UNSIGNED, TopicRecord
 from chain_verifier.database_facts import DatabaseHead
-
-if TYPE_CHECKING:
-    from chain_verifier.findings import Findings
+from chain_verifier.findings import Findings
 
 HORIZON = Horizon(chain_id=7, start=0, head=40)
 

@@ -6,8 +6,9 @@ import random
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ from chain_verifier.checks.buckets import Link, find_faults
 from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.findings import FINDING_TYPES, Finding, Kind
 from chain_verifier.local.verify import FIRST_ONLY, verify_locally
-from chain_verifier.report import Verdict
+from chain_verifier.report import Report, Verdict
 from chain_verifier.verification import CONTENT
 from tests.integration.chain_verifier.agreement import LINKS, require_first
 from tests.integration.chain_verifier.planted_faults import (
@@ -30,11 +31,6 @@ from tests.integration.chain_verifier.planted_faults import (
     write_journal,
 )
 from tests.integration.chain_verifier.seeded_rows import PARQUET, plant_rows, write_parquet
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chain_verifier.report import Report
 
 FAULTY_CHAINS = 60
 ROWS = chain_of(random.Random(6), 60)

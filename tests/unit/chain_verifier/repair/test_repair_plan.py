@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
 
 from chain_kernel.clock import time_of
-from chain_kernel.seal import Columns, content_of, page_image
+from chain_kernel.seal import Batch, Columns, content_of, page_image
 from chain_kernel.testing.memory_chain import sealed
 from chain_verifier.checks.seals import SealedBatch
 from chain_verifier.repair.matching import Offer, SourceMatching
@@ -24,11 +25,6 @@ from chain_verifier.repair.survey import (
     batch_piece,
 )
 from tests.builders.chains import make_chain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from chain_kernel.seal import Batch
 
 SIZES = (3, 1, 4, 2, 5, 3, 2, 6)
 CHAIN = make_chain(SIZES, seed=5)

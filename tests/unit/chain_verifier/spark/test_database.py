@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 
 from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.options import JdbcAddress
 from chain_kernel.errors import SettingError
 from chain_verifier.config import DatabaseSource
 from chain_verifier.spark.database import chain_address
-
-if TYPE_CHECKING:
-    from chain_kernel.clients.options import JdbcAddress
 
 
 def address_of(database: str | DatabaseConfig) -> JdbcAddress:

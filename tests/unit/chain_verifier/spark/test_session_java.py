@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chain_kernel.errors import SettingError
 from chain_verifier.spark.session import MODULE, require_java
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def installed(home: Path, release: str | None) -> dict[str, str]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chain_kernel.errors import RetryError
 from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from chainctl.console.feed import VIEWERS_MAX, Feed
 from chainctl.console.state import Overview
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
 
 REFRESH_SECONDS = 2.0
 

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+
+import pytest
 
 from chain_kernel.sql import LOGIN_ROLES, schema_sql
 from chainctl.main import main
 from chainctl.schema.parts import expected_objects, grants_sql
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_grants_hold_every_privilege_and_role_of_the_schema_and_no_table() -> None:

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chain_kernel.errors import SchemaError
 from chainctl.schema.parts import PARTS, Migration, Version, migrations_of, steps_to
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIGRATIONS = {number: Migration(number, "m", "b", "a") for number in (3, 4)}
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
 from outbox.sender.message_sender import (
     PAUSE_SECONDS_MAX,
@@ -8,9 +8,6 @@ from outbox.sender.message_sender import (
     TopicTrouble,
     TopicTroubles,
 )
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Time:

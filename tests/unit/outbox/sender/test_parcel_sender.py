@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
 from outbox import Destination, Message, draw_message_ids
 from outbox.sender.message_sender import Sent, TopicTrouble, TopicTroubles
-from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
+from outbox.sender.parcel_sender import NO_CLAIM, MessageClaims, Parcel, ParcelSender, Tally
 from tests.deadlines import deadline
 from tests.lanes import at_night
-
-if TYPE_CHECKING:
-    from outbox.sender.parcel_sender import MessageClaims
 
 ROWS_MAX = 60
 NAMES = ("clearing", "prices", "slow")

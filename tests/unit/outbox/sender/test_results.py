@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from unittest.mock import Mock
+
+import pytest
 
 import outbox.parts
 import outbox.sender.results
@@ -17,11 +20,6 @@ from outbox.sender.config import RelayStats
 from outbox.sender.message_sender import TopicTroubles
 from outbox.sender.results import ConfirmIntake
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import pytest
 
 TOPIC, CONSUMER, KEY = "trades", "clearing", bytes(range(32))
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from uuid import UUID
+
+import pytest
 
 from outbox.sender.store import AbnormalDelivery
 from outbox.sender.sweep import report_abnormal
-
-if TYPE_CHECKING:
-    import pytest
 
 HOSTILE = "no\nchainctl: error: forged\x1b[2J\u202e"
 ESCAPED = "no\\nchainctl: error: forged\\x1b[2J\\u202e"

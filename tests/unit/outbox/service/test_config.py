@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from chain_kernel.errors import SettingError
 from outbox.service.config import Client, Clients, draw_token, hash_token, read_clients
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 HASH = hash_token("a token").hex()
 

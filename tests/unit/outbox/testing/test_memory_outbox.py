@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,18 +18,13 @@ from chain_kernel.errors import SettingError
 from chain_kernel.handlers import NotAsync
 from outbox import (
     ConsumerConfig,
+    Delivery,
     Destination,
     RetryLevels,
     Status,
 )
 from outbox.testing import MemoryOutbox, NotWorkedOff
 from tests.lanes import at_night
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from uuid import UUID
-
-    from outbox import Delivery
 
 APPLY = "INSERT INTO effect VALUES ($1)"
 NOTES = [f"note {number}" for number in range(8)]

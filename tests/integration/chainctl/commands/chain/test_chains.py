@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from aiokafka.admin import NewTopic
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.chainctl.conftest import Admin, Call, Refused
+from tests.integration.chainctl.conftest import Admin, Call, Refused
 
 
 @pytest.fixture

@@ -7,20 +7,17 @@ import json
 import os
 import resource
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
+from tests.command_call import Done
+from tests.integration.chainctl.conftest import Call, Refused, Start
 from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
 from tests.stored_pages import LET_TAMPER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.command_call import Done
-    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 
 @pytest.fixture

@@ -8,24 +8,21 @@ import json
 import lzma
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 import zstandard
 
+from local_stack import PostgresServer
+from tests.command_call import Done
 from tests.deadlines import Deadline, deadline
+from tests.integration.chainctl.conftest import Call, Refused, Start
 from tests.lanes import at_night
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from local_stack import PostgresServer
-    from tests.command_call import Done
-    from tests.integration.chainctl.conftest import Call, Refused, Start
-
-    Rows = Callable[[], list[dict[str, Any]]]
+Rows = Callable[[], list[dict[str, Any]]]
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

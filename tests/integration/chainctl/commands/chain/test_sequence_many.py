@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
 
 from tests.deadlines import Deadline
+from tests.integration.chainctl.conftest import Call, Start
 from tests.integration.chainctl.order_topic import Topic
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterator
-
-    from tests.integration.chainctl.conftest import Call, Start
 
 COUNT = 3
 LEASE_SECONDS = 1.5

@@ -6,25 +6,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from chain_kernel.sql import GAP_READER
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from tests.builders.standbys import standby_of
 from tests.deadlines import deadline
+from tests.integration.chainctl.conftest import Call
 from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Call
 
 EXTRA = 50
 

@@ -6,20 +6,17 @@ import json
 import platform
 import random
 import signal
+import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.deadlines import LONG_SECONDS
+from tests.integration.chainctl.conftest import Call, Refused, Start
 from tests.integration.chainctl.order_topic import PARTITIONS, Topic
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 LEASE_SECONDS = 1.5
 """Promised beside the lease. The rest of a measured time is the start of a process, and the load of

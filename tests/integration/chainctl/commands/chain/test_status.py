@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from chain_kernel.errors import ConnectError, RetryError
 from chainctl.database import looking
+from tests.integration.chainctl.conftest import Call
 from tests.integration.chainctl.runbooks import sql
 from tests.integration.chainctl.sizes import FILLED_ROWS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.integration.chainctl.conftest import Call
 
 Settings = dict[str, str]
 

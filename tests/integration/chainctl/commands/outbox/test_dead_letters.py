@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from chain_kernel.errors import TopicError
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from outbox import Consumer, ConsumerConfig
 from outbox.acts import DeadLetters
@@ -21,15 +24,9 @@ from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
 from outbox.message import draw_message_ids
 from outbox.roles import OUTBOX_OPERATOR
 from tests.builders.topics import damage_batch, make_topics
+from tests.command_call import Done
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from uuid import UUID
-
-    from local_stack import KafkaServer, PostgresServer
-    from tests.command_call import Done
-    from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import Call, Refused
 
 PASSWORD = "a-password-of-tests"
 WHY = ["--reason", "fixed", "--actor", "anna"]

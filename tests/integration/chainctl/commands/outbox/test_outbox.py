@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+import subprocess
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
 
 import outbox
+from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from outbox import Message, draw_message_ids
 from outbox.record_mac import destination_key
 from outbox.roles import OUTBOX_OPERATOR
 from tests.deadlines import deadline
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-    from uuid import UUID
-
-    from local_stack import KafkaServer, PostgresServer
-    from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import Call, Refused
 
 PASSWORD = "a-password-of-tests"
 

@@ -6,25 +6,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from chain_kernel.model import Event
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.backed_source import ArchiveBackedSource
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
+from tests.integration.chainctl.conftest import Call, Refused
 from tests.stored_pages import as_owner
 from tests.tuned import tuned
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from chain_kernel.model import Event
-    from tests.integration.chainctl.conftest import Call, Refused
-
-    Retention = Callable[..., Any]
+Retention = Callable[..., Any]
 
 ROWS = 300
 MORE = 40

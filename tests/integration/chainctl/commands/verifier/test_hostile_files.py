@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -19,10 +20,7 @@ from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_verifier.archive.manifest import Manifest, chain_folder, load_manifest, store_manifest
 from chain_verifier.seal_files import SealFile, encoded, read_signing_key
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Refused = Callable[..., str]
+Refused = Callable[..., str]
 
 GROWTH_MAX: Final = 700 * 1024
 """KiB that a refusal may take at its peak: a column of 256 MiB, and its copy."""

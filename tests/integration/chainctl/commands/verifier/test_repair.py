@@ -7,9 +7,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,16 +23,10 @@ from chain_kernel.sql import AUDITOR
 from chain_kernel.testing.memory_chain import sealed, slices_of
 from chain_verifier.config import JournalSource, TopicSource
 from chain_verifier.repair.repair import RepairPlan, RepairRequest, repair_chain
+from local_stack import PostgresServer
 from tests.deadlines import Deadline
+from tests.integration.chainctl.conftest import Call, Refused, Start
 from tests.stored_pages import as_owner
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from local_stack import PostgresServer
-    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 Settings = dict[str, str]
 

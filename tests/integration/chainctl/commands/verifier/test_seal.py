@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.integration.chainctl.conftest import Call, Refused, Start
 from tests.stored_pages import as_owner
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 ROWS = 500
 

@@ -12,7 +12,6 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -21,11 +20,9 @@ import pytest
 from chainctl.commands.verifier.verify import MODES, verify
 from chainctl.settings import SETTING
 from tests.deadlines import Deadline, deadline
+from tests.integration.chainctl.conftest import Call, Refused, Start
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.stored_pages import as_owner
-
-if TYPE_CHECKING:
-    from tests.integration.chainctl.conftest import Call, Refused, Start
 
 DELETED = FILLED_ROWS // 2
 WAITS = """

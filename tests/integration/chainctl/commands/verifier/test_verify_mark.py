@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.integration.chainctl.conftest import Call, Refused
 from tests.stored_pages import as_owner
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.integration.chainctl.conftest import Call, Refused
 
 Settings = dict[str, str]
 WHY = ("--reason", "backup restored, ticket 516", "--actor", "eve")

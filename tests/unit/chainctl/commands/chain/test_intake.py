@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Self
 
 import pytest
 
@@ -13,10 +14,6 @@ from chainctl.commands.chain.intake import ManyTopicsRun, TopicIntakeRun
 from chainctl.output import ProgressBar
 from sequencer import SequencerConfig, TopicIntakeConfig
 from tests.virtual import virtual
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
 
 CLOSED_PORT = ConnectError("database", "127.0.0.1:5432", "a server there")
 NO_SCHEMA = SchemaError("schema", None, "chainctl schema apply")

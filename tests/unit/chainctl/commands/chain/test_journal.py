@@ -4,7 +4,7 @@ import base64
 import errno
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,9 +13,6 @@ from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
 from chainctl.commands.chain.journal import Journal, encode_rows
 from chainctl.exits import BrokeOff, ExitCode, exit_code
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def events(first: int, last: int, payload: bytes = b"\x81\xa1a\xa1b") -> list[Event]:

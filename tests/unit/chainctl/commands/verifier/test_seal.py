@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import pytest
@@ -17,10 +19,6 @@ from chain_kernel.text import not_installed
 from chain_verifier.seal_files import SealFile
 from chainctl.commands.verifier.seal import SealLine
 from tests.command_call import Done, call_here
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 CHAIN, HEAD = 7, 500
 SETTINGS = {"CHAINCTL_DATABASE": "postgresql://auditor@127.0.0.1:1/none"}
