@@ -175,6 +175,8 @@ async def _find_cause(config: KafkaConfig, error: Exception, within_seconds: flo
                     return error
                 except DRIVER_ERRORS as cause:
                     found.append(_Unusable(host, port, cause))
+    except ConnectError:  # a file of ours is being replaced: no broker can be asked
+        return error
     except TimeoutError as silence:
         found.append(_Unusable(host, port, silence))
     await asyncio.sleep(0)  # aiokafka's own close of what was cut off ends in the next turn
@@ -196,7 +198,10 @@ async def is_broker_there(config: KafkaConfig, seconds: float) -> bool:
 
 
 async def old_brokers(config: KafkaConfig) -> list[str]:
-    """Return the addresses of all brokers that are older than Kafka 3.7. Raises DRIVER_ERRORS."""
+    """Return the addresses of all brokers that are older than Kafka 3.7.
+
+    Raises DRIVER_ERRORS, and ConnectError if a file of ours is gone.
+    """
     *others, (host, port) = config.servers
     brokers: set[tuple[str, int]] | None = None
     for each in others:

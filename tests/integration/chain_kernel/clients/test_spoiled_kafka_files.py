@@ -15,7 +15,7 @@ import pytest
 import outbox
 from chain_kernel.clients.kafka import close_client, cut_connection, make_consumer, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.kafka_errors import is_broker_there
+from chain_kernel.clients.kafka_errors import connecting, is_broker_there
 from chain_kernel.errors import RetryError
 from chain_kernel.sql import OWNER, SEQUENCER_WRITER
 from chainctl.admin import create_chain
@@ -109,6 +109,14 @@ async def test_look_for_a_broker_meets_a_file_that_is_gone_as_an_outage(
     with spoiled(Path(getattr(kafka, field)), "away"):
         assert not await is_broker_there(kafka, 5.0)
     assert await is_broker_there(kafka, 5.0)
+
+
+async def test_slow_broker_is_one_for_a_retry_although_its_cause_cannot_be_looked_for(
+    kafka: KafkaConfig, files: Files
+) -> None:
+    with spoiled(files.key, "away"), pytest.raises(RetryError, match="slow"):
+        async with connecting(kafka, 5.0):
+            raise TimeoutError("slow")
 
 
 async def until_refused(reader: TopicReader) -> None:
