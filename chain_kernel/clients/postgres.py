@@ -272,13 +272,16 @@ async def _first(
                 if wanted is not None:
                     await _require_server(connection, wanted, server_name(host, port))
                 return connection
-        except RetryError as error:
+        except (RetryError, PoolerFound) as error:
+            if wanted is None and isinstance(error, PoolerFound):
+                raise
             refusals.append((error, error))
         except DRIVER_ERRORS as error:
             if isinstance(error, _HANG_UPS) and config.is_tls_certain:
                 error = await _alert(config, (host, port), address, share_end) or error
             refusal = connect_refusal(error, config, host, port)
-            if not may_another_do(error):
+            # What another server refuses says nothing of the one that is wanted.
+            if wanted is None and not may_another_do(error):
                 raise refusal from error
             refusals.append((refusal, error))
     causes = [error for _, error in refusals]

@@ -115,6 +115,22 @@ async def test_lease_and_keys_are_on_the_server_of_the_term(
     assert (await split.value(home, released), await split.value(other, released)) == (True, False)
 
 
+async def test_old_primary_that_refuses_our_login_hides_no_server_of_a_term(split: Split) -> None:
+    """Somebody has closed it to us after the fail-over: what it refuses, the new one allows."""
+    closed = f"REVOKE CONNECT ON DATABASE {split.database} FROM PUBLIC, {SEQUENCER_WRITER}"
+    await split.value(split.old, closed)
+    config = split.config(split.old, split.new)
+    term = await led(config)
+    keys, lease = PostgresKeyStore(config), PostgresLease(config)
+    assert await keys.outline(term) == []
+    assert not await lease.renew(term, 0)
+    await keys.close()
+    await lease.release(term, 0)
+    await lease.close()
+    async with open_sequencer(config) as sequencer:
+        assert (await sequencer.submit("a", b"")).pid == 0
+
+
 async def test_keys_wait_where_the_server_of_the_term_is_gone(split: Split) -> None:
     term = await led(split.config(split.new))
     keys = PostgresKeyStore(split.config(split.old, split.new))
