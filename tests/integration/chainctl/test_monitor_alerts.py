@@ -1,4 +1,4 @@
-"""The alert of `--http`: it fires in a real Prometheus for a process that hangs."""
+"""Alerts about `--http`: they fire in a real Prometheus for a process that hangs, or has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.integration.chainctl.monitor_pages import WORKS, until_shown
 from tests.prometheus import running
 
 
-async def test_process_that_hangs_is_not_ready_and_its_metrics_are_old(
+async def test_process_that_hangs_is_not_ready_with_old_metrics_and_then_it_is_down(
     start: Start, tmp_path: Path
 ) -> None:
     work = start(script=WORKS, stdin=-1)
@@ -19,9 +19,9 @@ async def test_process_that_hangs_is_not_ready_and_its_metrics_are_old(
     address = work.stderr.readline().split()[-1]
     await asyncio.to_thread(until_shown, f"{address}/livez", 200)
     fresh = "orderchain_metrics_age_seconds < 5"
-    async with (
-        running(tmp_path, address.removeprefix("http://")) as prometheus,
-        prometheus.alarm("OrderchainMetricsOld", since=fresh),
-    ):
-        work.send_signal(signal.SIGSTOP)
-        await prometheus.until_scraped("orderchain_ready == 0")
+    async with running(tmp_path, address.removeprefix("http://")) as prometheus:
+        async with prometheus.alarm("OrderchainMetricsOld", since=fresh):
+            work.send_signal(signal.SIGSTOP)
+            await prometheus.until_scraped("orderchain_ready == 0")
+        async with prometheus.alarm("OrderchainDown"):
+            work.kill()
