@@ -40,14 +40,16 @@ async def inspect(
 
 async def inspect_topic(chain: Chain) -> None:
     """Judge the topic: rows of the chain alone, and none is missing but those on record."""
-    judge = await _judge_of(chain, await chain.rows())
+    rows = await chain.rows()
+    judge = await _judge_of(chain, rows)
     for record in await chain.records():
         judge.saw("frame", record)
     await chain.frames()  # each is signed
     skips = await chain.fetch(
         "SELECT after_id, until_id FROM chain_skip WHERE chain_id = $1", chain.chain_id
     )
-    judge.saw("skips", [tuple(skip) for skip in skips])
+    last_id = rows[-1].id if rows else 0
+    judge.saw("published", last_id, [tuple(skip) for skip in skips])
 
 
 async def _judge_of(chain: Chain, rows: list[Event]) -> Judge:

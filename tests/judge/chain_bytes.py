@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from struct import Struct, pack, unpack_from
+from struct import Struct, pack
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -39,18 +39,22 @@ class Frame(NamedTuple):
 
     epoch: int
     publisher_epoch: int
-    head: int
+    ids: tuple[int, int, int]
+    """The pid of the first row, the first and the last id, as the header has them."""
+    row_count: int
     rows: list[Row]
+    is_batch_end: bool
     seal_before: bytes
-    seal_after: bytes | None
+    seal_after: bytes
 
 
 def read_frame(record: bytes) -> Frame | None:
     """Return the frame of a record; None for what is no frame of version 2."""
     if len(record) < HEADER.size or record[:5] != b"OCHN\2":
         return None
-    fields = HEADER.unpack_from(record)
-    flags, header_bytes = fields[2], unpack_from(">H", record, 6)[0]
+    _, _, flags, header_bytes, _, count, _, epoch, publisher_epoch, _, *ids, before, after = (
+        HEADER.unpack_from(record)
+    )
     rows = [] if flags & 1 else _ROWS.decode(record[header_bytes:])
-    after = fields[14] if flags & 2 else None
-    return Frame(fields[7], fields[8], fields[12], rows, fields[13], after)
+    ends = (ids[0], ids[1], ids[2])
+    return Frame(epoch, publisher_epoch, ends, count, rows, bool(flags & 2), before, after)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .rules import Diverged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from .rules import Model
 
@@ -26,20 +26,60 @@ def first_broken(
 
     `steps` are those that may be tried on a model: what it does not let happen is no story.
     """
-    frontier: list[tuple[Any, list[Seen]]] = [(model, [])]
+    for _, story, after in _tried(model, steps, depth):
+        for guarantee, holds in () if isinstance(after, Diverged) else after.promises():
+            if not holds:
+                return guarantee, story
+    return None
+
+
+def first_refused(
+    model: Model,
+    rule: str,
+    steps: Callable[[Any], Iterable[Seen]],
+    wrongs: Callable[[Any], Iterable[Seen]],
+    depth: int,
+) -> list[Seen] | None:
+    """Return the shortest story whose end `rule` refuses, and no other rule; None without one.
+
+    Its end may be one of `wrongs`, too.
+    """
+
+    def refused(before: Any, seen: Seen) -> bool:
+        variant = deepcopy(before)
+        variant.without = rule
+        error, let_pass = _after(before, seen), _after(variant, seen)
+        is_refused = isinstance(error, Diverged) and error.rule == rule
+        return is_refused and not isinstance(let_pass, Diverged)
+
+    for before, story, _ in _tried(model, lambda at: (*steps(at), *wrongs(at)), depth):
+        if refused(before, story[-1]):
+            return story
+    return None
+
+
+def _tried(
+    model: Model, steps: Callable[[Any], Iterable[Seen]], depth: int
+) -> Iterator[tuple[Model, list[Seen], Model | Diverged]]:
+    """Yield each story, the shortest ones first, with the model before its end and after it."""
+    frontier: list[tuple[Model, list[Seen]]] = [(model, [])]
     for _ in range(depth):
         grown = []
         for before, story in frontier:
-            for what, *values in steps(before):
-                after = deepcopy(before)
-                try:
-                    getattr(after, what)(*values)
-                except Diverged:
-                    continue
-                seen_so_far = [*story, (what, *values)]
-                for guarantee, holds in after.promises():
-                    if not holds:
-                        return guarantee, seen_so_far
-                grown.append((after, seen_so_far))
+            for seen in steps(before):
+                after = _after(before, seen)
+                yield before, [*story, seen], after
+                if not isinstance(after, Diverged):
+                    grown.append((after, [*story, seen]))
         frontier = grown
-    return None
+
+
+def _after(before: Model, seen: Seen) -> Model | Diverged:
+    """Return the model after what was seen, or what it says to it."""
+    what, *values = seen
+    after = deepcopy(before)
+    try:
+        getattr(after, what)(*values)
+    except Diverged as error:
+        return error
+    return after

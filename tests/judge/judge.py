@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Judge:
     """Steps every model that knows what was seen, and keeps the first divergence.
 
-    `has_wrong_frames`: somebody signs frames that are wrong about a seal. With `keeps` there is a
-    log of what was seen, oldest first. `clock` has the times of calls.
+    `has_wrong_frames`: somebody signs frames that are wrong about a seal. `clock` has the times of
+    calls.
     """
 
     def __init__(
@@ -30,7 +30,6 @@ class Judge:
         chain_id: int,
         *,
         has_wrong_frames: bool = False,
-        keeps: bool = False,
         clock: Callable[[], float] = float,
     ) -> None:
         first = genesis(database_id, chain_id)
@@ -38,11 +37,11 @@ class Judge:
         self.publish = Publish(first, "G2 seal of a frame" if has_wrong_frames else "")
         self.receive, self.effects, self.history = Receive(first), Effects(), History(clock)
         self.models = (self.fence, self.publish, self.receive, self.effects, self.history)
-        self.log: list[tuple[Any, ...]] | None = [] if keeps else None
         self.divergence: Diverged | None = None
         self.successions: set[tuple[str, str]] = set()
         """What was seen right after what: how many interleavings worlds have shown."""
         self._last = ""
+        self._is_muted = False
         self._steps: defaultdict[str, list[Callable[..., None]]] = defaultdict(list)
         for model in self.models:
             for name, step in vars(type(model)).items():
@@ -51,10 +50,12 @@ class Judge:
 
     def saw(self, what: str, *values: Any) -> None:
         """Step the models. Raises Diverged, which a caller may swallow: it is kept."""
+        if self._is_muted:
+            return
+        if what not in self._steps:
+            raise LookupError(f"no model knows {what!r}")
         self.successions.add((self._last, what))
         self._last = what
-        if self.log is not None:
-            self.log.append((what, *values))
         try:
             for step in self._steps[what]:
                 step(*values)
@@ -64,7 +65,7 @@ class Judge:
 
     def mute(self) -> None:
         """Judge nothing from now on: a lost primary leaves two truths, which no model knows."""
-        self._steps.clear()
+        self._is_muted = True
 
     def require(self, holds: object, rule: str, *shown: object) -> None:
         """Judge what no model knows, such as how long something takes."""

@@ -11,6 +11,8 @@ from .rules import Model
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from .chain_bytes import Frame
+
 
 class Committed:
     """The rows of a chain by their place, and the seals after its batches."""
@@ -19,15 +21,13 @@ class Committed:
         self.rows: list[Row] = []
         self.ids: list[int] = []
         self.seals = {0: genesis}
-        self.epoch_of: dict[int, int] = {}
-        """By the last ids of batches, and so `first_of`: the row before the batch."""
-        self.before: dict[int, int] = {}
+        self.batches: list[tuple[int, int, int]] = []
+        """The batch of each row: its epoch, the id before it, and its last id."""
 
     def batch(self, epoch: int, seal: bytes, rows: Sequence[Row]) -> None:
         last_id = rows[-1][0]
-        self.before[last_id] = rows[0][1]
-        self.epoch_of[last_id] = epoch
         self.seals[last_id] = seal
+        self.batches += [(epoch, rows[0][1], last_id)] * len(rows)
         self.rows += rows
         self.ids += [row[0] for row in rows]
 
@@ -40,13 +40,14 @@ class Publish(Model):
     """The topic: frames of committed rows, and heartbeats of a head that was there."""
 
     RULES: ClassVar[tuple[str, ...]] = (
-        "G2 frame before its commit", "G2 heartbeat", "G2 publisher", "G2 seal of a frame",
+        "G2 publisher", "G2 heartbeat", "G2 header of a frame", "G2 frame before its commit",
+        "G2 batch of a frame", "G2 seal of a frame", "G14 published or on record",
     )  # fmt: skip
 
     def __init__(self, genesis: bytes, without: str = "") -> None:
         super().__init__(without)
         self.chain = Committed(genesis)
-        self.published: list[list[Row]] = []
+        self.frames: list[Frame] = []
 
     def batch(self, epoch: int, at_us: int, seal: bytes, rows: Sequence[Row]) -> None:
         del at_us
@@ -56,31 +57,45 @@ class Publish(Model):
         frame = read_frame(record)
         if frame is None:
             return
-        self.rule("G2 publisher", frame.epoch <= frame.publisher_epoch, frame.head)
+        head = frame.ids[2]
+        self.rule("G2 publisher", frame.epoch <= frame.publisher_epoch, head)
         if not frame.rows:
-            is_seal = self.chain.seals.get(frame.head) == frame.seal_before
-            self.rule("G2 heartbeat", is_seal, frame.head)
+            is_seal = self.chain.seals.get(head) == frame.seal_before
+            is_head = frame.ids == (head, head, head) and not frame.row_count
+            self.rule("G2 heartbeat", is_seal and is_head, frame)
             return
-        rows = self.chain.behind(frame.rows[0][1], len(frame.rows))
-        self.rule("G2 frame before its commit", frame.rows == rows, frame.rows[0][0])
-        if frame.seal_after is not None:
-            before = self.chain.before.get(frame.head)
-            expected = (self.chain.seals.get(before or 0), self.chain.seals.get(frame.head))
-            is_seal = (frame.seal_before, frame.seal_after) == expected
-            self.rule("G2 seal of a frame", is_seal, frame.head)
-        self.published.append(frame.rows)
+        first, last = frame.rows[0], frame.rows[-1]
+        is_right = (*frame.ids, frame.row_count) == (first[1], first[0], last[0], len(frame.rows))
+        self.rule("G2 header of a frame", is_right, frame.ids, frame.row_count)
+        rows = self.chain.behind(first[1], len(frame.rows))
+        self.rule("G2 frame before its commit", frame.rows == rows, first[0])
+        if frame.rows == rows:
+            self._require_batch(frame, last[0])
+        self.frames.append(frame)
 
-    def skips(self, on_record: Sequence[tuple[int, int]]) -> None:
-        """Take note of the end of a topic that kept everything; `on_record`: after and until."""
-        published = {row[0] for rows in self.published for row in rows}
+    def _require_batch(self, frame: Frame, last_id: int) -> None:
+        """Judge what a frame says of its batch, of which it may be a slice."""
+        at = bisect_right(self.chain.ids, frame.rows[0][1])
+        epoch, before_id, end_id = self.chain.batches[at]
+        is_of_one = self.chain.batches[at + len(frame.rows) - 1] == (epoch, before_id, end_id)
+        is_right = is_of_one and (frame.epoch, frame.is_batch_end) == (epoch, last_id == end_id)
+        self.rule("G2 batch of a frame", is_right, last_id, frame.epoch, epoch)
+        after = self.chain.seals[end_id] if frame.is_batch_end else bytes(32)
+        is_seal = (frame.seal_before, frame.seal_after) == (self.chain.seals[before_id], after)
+        self.rule("G2 seal of a frame", is_seal, last_id)
+
+    def published(self, until_id: int, on_record: Sequence[tuple[int, int]]) -> None:
+        """Take note of what is said to be published; `on_record`: after and until of skips."""
+        published = {row[0] for frame in self.frames for row in frame.rows}
         missing = [
             row_id
             for row_id in self.chain.ids
-            if row_id not in published
+            if row_id <= until_id
+            and row_id not in published
             and not any(after < row_id <= until for after, until in on_record)
         ]
         self.rule("G14 published or on record", not missing, missing[:5])
 
     def promises(self) -> Iterator[tuple[str, bool]]:
         known = set(self.chain.rows)
-        yield "G2", all(row in known for rows in self.published for row in rows)
+        yield "G2", all(row in known for frame in self.frames for row in frame.rows)

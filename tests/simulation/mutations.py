@@ -65,6 +65,7 @@ MUTATIONS = (
     Mutation(sequencing.sent_ahead_and_forgotten, 400, ("G4", "G9", "G1", "fenced itself")),
     Mutation(sequencing.acknowledged_before_commit, 10, ("G3",)),
     Mutation(sequencing.published_before_commit, 20, ("G2",)),
+    Mutation(sequencing.lost_send_taken_for_success, 50, ("G14 published",)),
     Mutation(sequencing.keys_not_loaded, 100, ("G4", "NumberOutOfOrder")),
     Mutation(receiving.gap_skipped, 150, ("G5", "rows missing")),
     Mutation(receiving.senders_believed, 100, ("G2", "G5")),

@@ -76,12 +76,9 @@ def ignore(*_: object) -> None:
 class World:
     """Everything of one seed."""
 
-    def __init__(
-        self, plan: Plan, *, keeps: bool = False, without_faults: Collection[int] = ()
-    ) -> None:
-        """With `keeps` its judge keeps the log of what was seen; `without_faults`: by number."""
+    def __init__(self, plan: Plan, *, without_faults: Collection[int] = ()) -> None:
+        """`without_faults`: by number."""
         self.plan = plan
-        self.keeps = keeps
         self.without_faults = without_faults
         self.loop = virtual_clock()
         self.random = Random(plan.seed)
@@ -107,7 +104,7 @@ class World:
         self.database = MemoryDatabase(plan.seed)
         self.judge = Judge(
             self.database.database_id.bytes, CHAIN_ID,
-            has_wrong_frames=plan.wrong_seals > 0, keeps=self.keeps, clock=self.loop.time,
+            has_wrong_frames=plan.wrong_seals > 0, clock=self.loop.time,
         )  # fmt: skip
         self.orders = OrdersTopic(plan, self.random, self.judge)
         self.chain = self._make_chain()
@@ -265,6 +262,7 @@ class World:
         replaying.cancel()
         chain = self.chain
         self.judge.saw("stored_head", chain.last_id, chain.last_seal, chain.epoch)
+        self.judge.saw("published", chain.published_id, chain.skips)
         self.judge.saw("over")
         self.steps = self.loop.steps
 
@@ -394,13 +392,7 @@ class SeedFailed(AssertionError):
         self.rule = str(error).partition(":")[0]
 
 
-def simulate(
-    seed: int,
-    *,
-    keeps: bool = False,
-    without_faults: Collection[int] = (),
-    **changes: Any,
-) -> World:
+def simulate(seed: int, *, without_faults: Collection[int] = (), **changes: Any) -> World:
     """Live through the world of `seed`, with `changes` to its plan; the rest is as of a World.
 
     Raises SeedFailed.
@@ -411,7 +403,7 @@ def simulate(
     worlds: list[World] = []
 
     async def live() -> None:
-        worlds.append(World(plan, keeps=keeps, without_faults=without_faults))
+        worlds.append(World(plan, without_faults=without_faults))
         try:
             await worlds[0].live()
         finally:

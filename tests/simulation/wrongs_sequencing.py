@@ -106,6 +106,22 @@ def published_before_commit() -> Iterator[None]:
 
 
 @contextmanager
+def lost_send_taken_for_success() -> Iterator[None]:
+    """What the broker did not take counts as published."""
+    publish = Publisher._publish
+
+    async def believe(self: Publisher, batches: list[Batch]) -> None:
+        try:
+            await publish(self, batches)
+        except RetryError:
+            self._done_with(batches)
+            raise
+
+    with patch.object(Publisher, "_publish", believe):
+        yield
+
+
+@contextmanager
 def keys_not_loaded() -> Iterator[None]:
     """A new leader knows no key of the leaders before it."""
 
