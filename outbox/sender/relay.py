@@ -19,6 +19,7 @@ from chain_kernel.clock import SystemClock
 from chain_kernel.errors import OrderchainError, SettingError
 from chain_kernel.text import printable, reason_of
 from outbox.acts import (
+    CONSUMER_SILENT_SECONDS,
     UNFINISHED,
     SilentConsumer,
     Unfinished,
@@ -74,8 +75,9 @@ class OutboxFigures:
     Consumers that are silent are looked for all the time, since the log names them, too.
     """
 
-    def __init__(self, config: RelayConfig) -> None:
+    def __init__(self, config: RelayConfig, intake: ConfirmIntake) -> None:
         self._session = OutboxSession(config, "figures")  # the others must not wait for a count
+        self._intake = intake
         self._is_wanted = asyncio.Event()
         self._found: list[Unfinished] = []
         self._silent: list[SilentConsumer] = []
@@ -110,8 +112,14 @@ class OutboxFigures:
         self._found = unfinished_of(await self._session.fetch(UNFINISHED))
 
     async def _look(self) -> None:
-        """Look for silent consumers; where that fails, none is shown."""
+        """Look for silent consumers; where that fails, none is shown.
+
+        Nor while the relay itself has not listened for as long: what they said may lie unread.
+        """
         known, self._silent = set(self._silent), []
+        since = self._intake.reads_since
+        if since is None or asyncio.get_running_loop().time() - since < CONSUMER_SILENT_SECONDS:
+            return
         self._name(await silent_consumers(self._session), known)
 
     def _name(self, silent: list[SilentConsumer], known: set[SilentConsumer]) -> None:
@@ -177,7 +185,7 @@ class Relay(ServiceOfParts):
             config, self._store.writing, clock or SystemClock(), self.counters
         )
         self._durability = TopicDurability(config.kafka, "relay-topics", LOSS)
-        self._figures = OutboxFigures(config)
+        self._figures = OutboxFigures(config, self._intake)
         self._parts = Parts("relay")
 
     @property

@@ -208,6 +208,8 @@ class ConfirmIntake:
     troubles: TopicTroubles
 
     def __post_init__(self) -> None:
+        self.reads_since: float | None = None
+        """Since when it reads without a break, by the loop's clock."""
         self._kafka = KafkaConfig.of(self.config.kafka)
         self._changed = asyncio.Event()
         self._confirm_key: bytes | None = None
@@ -251,12 +253,14 @@ class ConfirmIntake:
                 there = await self._there(consumer, topics)
             if there:
                 consumer.subscribe(there)
+                self.reads_since = asyncio.get_running_loop().time()
                 await self._take_all(consumer, topics, there)
             elif not self._changed.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(MISSING_SECONDS):
                         await self._changed.wait()
         finally:
+            self.reads_since = None
             await close_client(consumer, self.config.stop_seconds)
 
     async def _there(self, consumer: AIOKafkaConsumer, topics: list[str]) -> list[str]:

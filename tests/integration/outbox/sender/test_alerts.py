@@ -23,7 +23,7 @@ UUID7 = 7 << 76 | 2 << 62
 @pytest.fixture(autouse=True)
 def counts_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relay reads what its metrics show again as soon as somebody asks."""
-    for name in ("_READ_SECONDS", "_SILENCE_SECONDS"):
+    for name in ("_READ_SECONDS", "_SILENCE_SECONDS", "CONSUMER_SILENT_SECONDS"):
         monkeypatch.setattr(f"outbox.sender.relay.{name}", 0.1)
 
 

@@ -17,7 +17,7 @@ from outbox import Destination, Message, Relay, Status, draw_message_ids
 from outbox.sender.business import store_messages
 from tests.builders.topics import damage_head
 
-from ..conftest import Sender
+from ..conftest import CONSUMER, Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -197,17 +197,20 @@ async def test_what_was_never_decided_is_not_confirmed_by_anybody(sender: Sender
 
 
 async def test_confirms_that_came_while_no_relay_ran_are_taken_by_the_next(
-    sender: Sender,
+    sender: Sender, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It blames no consumer for the silence, however long no relay has listened."""
     clearing = await sender.set_up()
     async with sender.relay() as relay:
         ids = await sender.store(3)
         await sender.until_status(ids[-1], Status.CONFIRMED)
         await relay.settle()
+    await sender.admin.execute("UPDATE outbox_pending SET sent_at = now() - interval '6 minutes'")
     await sender.confirm(clearing, *ids)
     async with sender.relay():
         await sender.until_status(ids[-1], Status.CONSUMED)
     assert len(await sender.done()) == 3
+    assert CONSUMER not in caplog.text
 
 
 async def test_relay_goes_on_after_a_damaged_head_that_names_an_offset_far_away(
