@@ -46,8 +46,8 @@ versions: servers ## the whole path over each version that is claimed, and docs/
 bench: setup ## how fast it is on this machine: an hour, or four minutes (QUICK=1, BENCH_ARGS="...")
 	@$(BIN)/chainctl bench $(if $(QUICK),--quick) $(BENCH_ARGS)
 
-fuzz: setup ## the compiled functions under AddressSanitizer, against Python's (SECONDS=3600)
-	@tools/fuzz_speed.sh $(or $(SECONDS),3600)
+fuzz: setup ## readers of foreign bytes, and compiled functions under AddressSanitizer (SECONDS=3600, TARGETS="http ...")
+	@tools/fuzz.sh $(or $(SECONDS),3600) $(TARGETS)
 
 wheels: setup ## a wheel of orderchain, and one of orderchain-speed, into dist
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./speedups
@@ -77,7 +77,7 @@ COMPILE := pip compile --quiet --universal --python-version 3.11 --generate-hash
 	--custom-compile-command 'make hashes' -c constraints.txt pyproject.toml
 
 hashes: setup ## the files of versions with hashes, after a change of constraints.txt or pyproject.toml
-	@$(BIN)/uv $(COMPILE) --extra dev -o constraints-hashed.txt
+	@$(BIN)/uv $(COMPILE) --extra dev --extra fuzz -o constraints-hashed.txt
 	@$(BIN)/uv $(COMPILE) $(addprefix --extra ,cli local sign web) -o deploy/requirements.txt
 
 marks: setup ## what the house is held against: files, circles, single-use modules (MARKS_ARGS=--list names them)

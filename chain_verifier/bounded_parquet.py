@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from chain_kernel.errors import InputError
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
+from chain_kernel.text import reason_of
 from chain_verifier.places import UrlPlace, open_to_read
 
 if TYPE_CHECKING:
@@ -48,13 +49,28 @@ def open_parquet(path: Place, names: Sequence[str] | None = None) -> Iterator[An
     large.
     """
     open_to_read(path).close()
-    with pq.ParquetFile(_input(path), page_checksum_verification=True) as file:
-        for group in range(file.num_row_groups):
-            found = file.metadata.row_group(group)
-            for column in map(found.column, range(found.num_columns)):
-                if names is None or column.path_in_schema in names:
-                    _check_column(path, group, column)
+    with _only_arrows_errors():
+        opened = pq.ParquetFile(_input(path), page_checksum_verification=True)
+    with opened as file:
+        with _only_arrows_errors():
+            for group in range(file.num_row_groups):
+                found = file.metadata.row_group(group)
+                for column in map(found.column, range(found.num_columns)):
+                    if names is None or column.path_in_schema in names:
+                        _check_column(path, group, column)
         yield file
+
+
+@contextmanager
+def _only_arrows_errors() -> Iterator[None]:
+    """Raise as ArrowInvalid what pyarrow itself leaves to Python.
+
+    No such column, or two; a name or a text that is no UTF-8; a time that Python has no value for.
+    """
+    try:
+        yield
+    except (KeyError, UnicodeDecodeError, OverflowError) as error:
+        raise pa.ArrowInvalid(reason_of(error)) from error
 
 
 def _input(path: Place) -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -85,10 +101,12 @@ def parquet_pages(
 ) -> Iterator[list[list[Any]]]:
     """Yield the values of some columns, page by page. Raises as `open_parquet`."""
     for batch in file.iter_batches(PAGE_ROWS, columns=list(names)):
-        columns = [batch.column(name) for name in names]
-        for name, column in zip(names, columns, strict=True):
-            _check_values(path, name, column)
-        yield [column.to_pylist() for column in columns]
+        with _only_arrows_errors():
+            columns = [batch.column(name) for name in names]
+            for name, column in zip(names, columns, strict=True):
+                _check_values(path, name, column)
+            values = [column.to_pylist() for column in columns]
+        yield values
 
 
 def _check_values(path: Place, name: str, values: Any) -> None:  # noqa: ANN401 - as above

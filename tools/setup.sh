@@ -215,7 +215,7 @@ print(*sorted({one for one in named(sys.argv[1]) if not one.startswith("pyspark"
 
 # For developers and CI: the files that `make hashes` has seen, by their hashes, and no others.
 install_by_hashes() {
-  awk '/^[a-z]/ { is_spark = /^(pyspark|py4j)==/ } !is_spark' constraints-hashed.txt >"$temporary/hashed.txt"
+  awk '/^[a-z]/ { is_apart = /^(pyspark|py4j|atheris)==/ } !is_apart' constraints-hashed.txt >"$temporary/hashed.txt"
   pip_install --require-hashes --no-deps --requirement "$temporary/hashed.txt"
   pip_install --no-deps --no-build-isolation --editable .
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def archived_mark(folder: Place, manifest: Manifest, at_id: int) -> Mark | None:
     """Return the mark after the row `at_id`; None if the archive does not hold this row.
 
-    Raises OSError or ArrowException.
+    Raises BrokenPart, OSError or ArrowException.
     """
     part = next((part for part in manifest.parts if part.after_id <= at_id < part.last_id), None)
     if part is None:
@@ -206,15 +206,12 @@ class ArchivedRows:
         """Yield consecutive batches with their rows, proven, about `RUN_ROWS` rows at a time."""
         group: Group = []
         rows = 0
-        try:
-            for batch, taken in proven_parts(self._folder, self._chain_id, parts):
-                group.append((batch, taken))
-                rows += len(taken)
-                if rows >= RUN_ROWS:
-                    yield group
-                    group, rows = [], 0
-        except BrokenPart as error:
-            raise InputError("archive", str(error), "an archive that verifies") from error
+        for batch, taken in proven_parts(self._folder, self._chain_id, parts):
+            group.append((batch, taken))
+            rows += len(taken)
+            if rows >= RUN_ROWS:
+                yield group
+                group, rows = [], 0
         if group:
             yield group
 
@@ -248,6 +245,8 @@ class ArchivedRows:
             raise RetryError(
                 f"the archive {self._archive} has not answered for {STEP_SECONDS:.0f} s"
             ) from None
+        except BrokenPart as error:
+            raise InputError("archive", str(error), "an archive that verifies") from error
         except (OSError, pa.ArrowException) as error:
             expected = f"readable files ({reason_of(error)})"
             raise InputError("archive", str(self._archive), expected) from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from hashlib import file_digest
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from chain_kernel.errors import InputError
 from chain_kernel.limits import BATCH_ROWS_MAX
 from chain_kernel.seal import genesis_seal
 from chain_kernel.text import reason_of
@@ -141,7 +142,7 @@ def proven_batches(
         yield from _proven_content(folder, part, run)
     except BrokenPart:
         raise
-    except (OSError, pa.ArrowException, ValueError) as error:
+    except (OSError, pa.ArrowException, ValueError, InputError) as error:
         raise BrokenPart(f"{name} cannot be read: {reason_of(error)}") from error
 
 
@@ -185,38 +186,44 @@ def _proven_content(
 
 
 def batches_of(folder: Place, part: ArchivePart) -> Iterator[SealedBatch]:
-    """Yield the batches of a part without their rows, unproven."""
-    for page in _records(folder / part.batches.name, _BATCHES):
-        for record in page:
+    """Yield the batches of a part without their rows, unproven.
+
+    Raises BrokenPart, OSError or ArrowException.
+    """
+    for page in _pages(folder / part.batches.name, _BATCHES):
+        for record in zip(*page, strict=True):
             yield SealedBatch(**dict(zip(_BATCHES.names, record, strict=True)))
 
 
 def last_row_up_to(folder: Place, part: ArchivePart, until_id: int) -> int | None:
     """Return the last row of a part that is not above `until_id`; None for none.
 
-    Raises OSError or ArrowException.
+    Raises BrokenPart, OSError or ArrowException.
     """
     found = None
-    path = folder / part.rows.name
-    with open_parquet(path) as file:
-        for (ids,) in parquet_pages(path, file, ["id"]):
-            if at := bisect_right(ids, until_id):
-                found = int(ids[at - 1])
-            if at < len(ids):
-                break
+    for (ids,) in _pages(folder / part.rows.name, _ROWS, ["id"]):
+        if at := bisect_right(ids, until_id):
+            found = int(ids[at - 1])
+        if at < len(ids):
+            break
     return found
 
 
 def _rows_of(path: Place) -> Iterator[ArchivedRow]:
-    return (record[1:] for record in chain.from_iterable(_records(path, _ROWS)))
+    for page in _pages(path, _ROWS):
+        yield from zip(*page[1:], strict=True)
 
 
-def _records(path: Place, schema: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarrow has no types
+def _pages(
+    path: Place,
+    schema: Any,  # noqa: ANN401 - pyarrow has no types
+    names: Sequence[str] | None = None,
+) -> Iterator[list[list[Any]]]:
+    """Yield the columns `names`, by default all, of a file that has just those of `schema`."""
     with open_parquet(path) as file:
         if not file.schema_arrow.equals(schema):
             raise BrokenPart(f"{path.name} has other columns than an archive")
-        for columns in parquet_pages(path, file, schema.names):
-            yield zip(*columns, strict=True)
+        yield from parquet_pages(path, file, names or schema.names)
 
 
 def _sha256(path: Place) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chain_kernel import speed
@@ -25,11 +24,6 @@ try:
     COMPILED: Final[Any] = import_module("orderchain_speed")
 except ModuleNotFoundError:
     pytest.skip("orderchain-speed is not built here", allow_module_level=True)
-
-if "FUZZ_SPEED" in os.environ:  # tools/fuzz_speed.sh: many values, of the build with the sanitizers
-    assert COMPILED.__file__.startswith(os.environ["FUZZ_SPEED"])
-    settings.register_profile("fuzz", settings.get_profile("orderchain"), max_examples=2_000)
-    settings.load_profile("fuzz")
 
 
 @pytest.fixture(autouse=True)
