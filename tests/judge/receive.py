@@ -19,7 +19,7 @@ class Receive(Model):
 
     RULES: ClassVar[tuple[str, ...]] = (
         "G5 order of delivery", "G2 delivered before committed", "G11 end of run",
-        "G13 seal of run",
+        "G13 seal of run", "G11 fill",
     )  # fmt: skip
 
     def __init__(self, genesis: bytes, without: str = "") -> None:
@@ -32,10 +32,20 @@ class Receive(Model):
         del at_us
         self.chain.batch(epoch, seal, rows)
 
-    def receiving(self, name: str) -> None:
-        """Take note of a start, which goes on wherever its checkpoint stands."""
-        self.heads.pop(name, None)
+    def receiving(self, name: str, at_id: int) -> None:
+        """Take note of a start, which goes on where its checkpoint stands."""
+        self.heads[name] = at_id
         self.handed_on[name] = []
+
+    def filled(
+        self, after_id: int, until_id: int, rows: Sequence[Row], end: tuple[int, int, bytes]
+    ) -> None:
+        """Take note of a run of a fill, which is asked for up to `until_id`."""
+        last_id, batch_last_id, seal = end
+        is_linked = bool(rows) and rows == self.chain.behind(after_id, len(rows))
+        is_end = is_linked and rows[-1][0] == last_id <= until_id
+        is_seal = self.chain.seals.get(batch_last_id) == seal
+        self.rule("G11 fill", is_end and is_seal, after_id, until_id, [row[0] for row in rows], end)
 
     def run(self, name: str, rows: Sequence[Row], end: tuple[int, int, bytes]) -> None:
         """Take note of a run; `end`: its last id, that of the last whole batch, its seal."""
@@ -63,7 +73,9 @@ class Receive(Model):
 class Effects(Model):
     """Handlers by their names: effects are the chain from its beginning, across restarts."""
 
-    RULES: ClassVar[tuple[str, ...]] = ("G5 effects are a prefix", "G5 hole in the journal")
+    RULES: ClassVar[tuple[str, ...]] = (
+        "G5 effects are a prefix", "G5 hole in the journal", "G5 place of a checkpoint",
+    )  # fmt: skip
 
     def __init__(self, without: str = "") -> None:
         super().__init__(without)
@@ -78,9 +90,14 @@ class Effects(Model):
 
     def journal(self, name: str, first_pid: int) -> None:
         """Take note of a run that a journal is about to get, of which it may have a part."""
-        done = self.done.get(name, 0)
-        head = self.rows[done - 1][0] if done else 0
+        head = self._head_of(name)
         self.rule("G5 hole in the journal", first_pid <= head, name, first_pid, head)
+
+    def resumed(self, name: str, at_id: int, may_lag: bool) -> None:
+        """Take note of a checkpoint that is stored; it `may_lag` behind the effects."""
+        head = self._head_of(name)
+        is_place = at_id <= head if may_lag else at_id == head
+        self.rule("G5 place of a checkpoint", is_place, name, at_id, head)
 
     def effect(self, name: str, rows: Sequence[Row]) -> None:
         done = self.done.get(name, 0)
@@ -92,3 +109,7 @@ class Effects(Model):
 
     def promises(self) -> Iterator[tuple[str, bool]]:
         yield "G5", all(rows == self.rows[: len(rows)] for rows in self.effects.values())
+
+    def _head_of(self, name: str) -> int:
+        done = self.done.get(name, 0)
+        return self.rows[done - 1][0] if done else 0

@@ -88,7 +88,9 @@ def steps_of_receive(receive: Receive) -> Iterator[Seen]:
 
 
 def wrongs_of_receive(_: Receive) -> Iterator[Seen]:
-    yield "run", "r", [row(1, 0, "k1")], (2, 1, bytes([1]) * 32)
+    seal = bytes([1]) * 32
+    yield "run", "r", [row(1, 0, "k1")], (2, 1, seal)
+    yield "filled", 0, 1, [], (1, 1, seal)
 
 
 def steps_of_effects(effects: Effects) -> Iterator[Seen]:
@@ -99,6 +101,7 @@ def steps_of_effects(effects: Effects) -> Iterator[Seen]:
 
 def wrongs_of_effects(_: Effects) -> Iterator[Seen]:
     yield "journal", "r", 1
+    yield "resumed", "r", 1, True
 
 
 def record_of(publish: Publish, rows: list[Row], **others: Any) -> bytes:

@@ -148,9 +148,10 @@ class SequencerHost(Program):
         world, process = self.world, self.process
         while not (process.is_dead or self.is_stopping):
             start = self._starts[process.name] = Start(self._open(process.name))
-            was_led = world.chain.epoch > 0
+            was_led, began = world.chain.epoch > 0, world.loop.time()
             try:
                 async with start.sequencer as sequencer:
+                    world.judge.saw("looked", sequencer.stats().head_persisted, began)
                     await self._lead(process, sequencer)
             except (RetryError, ConnectError, StoppedError, UnknownOutcome, ClockError) as error:
                 world.note(process.name, "stopped", repr(error))

@@ -70,8 +70,8 @@ MUTATIONS = (
     Mutation(receiving.gap_skipped, 150, ("G5", "rows missing")),
     Mutation(receiving.senders_believed, 100, ("G2", "G5")),
     Mutation(receiving.silence, 50, ("G14",)),
-    # Where the run that is lost was the last one, nothing comes after the hole.
-    Mutation(receiving.checkpoint_before_delivery, 100, ("G5", "G14")),
+    Mutation(receiving.checkpoint_before_delivery, 50, ("G5",)),
+    Mutation(receiving.fill_with_a_hole, 20, ("G11",)),
     Mutation(receiving.checkpoint_without_comparing, 150, ("G5",)),
     Mutation(sequencing.offsets_before_rows, 20, ("G4 intake passed by",)),
     Mutation(sequencing.offsets_after_rows, 20, ("G4 intake: row without",)),

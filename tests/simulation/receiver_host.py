@@ -17,7 +17,7 @@ from chain_kernel.errors import (
 )
 from chain_kernel.testing.memory_chain import LossyLink
 from chain_kernel.testing.memory_log import MemoryFrameSource
-from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryTransaction
+from chain_kernel.testing.memory_receiver import MemoryTransaction
 from gapfill import GapReader, GapReaderConfig, PreferenceConfig, PreferredSources
 from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning
 from tests.doubles.wire import WireBroken
@@ -26,7 +26,7 @@ from tests.doubles.wired import asking_over
 from .gap_connection import MemoryReadConnection
 from .hosts import Program
 from .plan import CHAIN_ID
-from .seen import end_of, rows_of
+from .seen import SeenCheckpoints, SeenGaps, end_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,7 @@ class ReceiverHost(Program):
                 del self._receivers[process_name]
 
     async def _work_off(self, process_name: str, receiver: Receiver) -> None:
-        self.world.judge.saw("receiving", process_name)
+        self.world.judge.saw("receiving", process_name, receiver.head_delivered)
         while (run := await self._next_run(receiver)) is not None:
             self.world.judge.saw("run", process_name, rows_of(run.events), end_of(run))
             if self.world.random.random() < 0.2:
@@ -155,15 +155,22 @@ class ReceiverHost(Program):
             receiver_config(world.plan, self.name),
             MemoryFrameSource(world.log, LossyLink(world.link_dial, world.random)),
             self._gap_reader(),
-            MemoryCheckpointStore(
-                world.database, CHAIN_ID, self.name, asking_over(world.database_wire())
+            SeenCheckpoints(
+                world.judge,
+                *(world.database, CHAIN_ID, self.name, asking_over(world.database_wire())),
+                may_lag=world.plan.keeps_checkpoint_apart,
             ),
             self.clock,
             random=Random(world.random.random()),
         )
 
     def _gap_reader(self) -> GapSource:
-        """What the plan says is read: the primary, a standby, or both, the standby first."""
+        """What the plan says is read, before the judge."""
+        sees_looks = self.world.plan.old_primary == "never replaced"
+        return SeenGaps(self._any_reader(), self.world.judge, sees_looks=sees_looks)
+
+    def _any_reader(self) -> GapSource:
+        """The primary, a standby, or both, the standby first."""
         sources = self.world.plan.sources
         if sources == "primary":
             return self._reader(is_standby=False)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from msgspec.structs import astuple
 
 from chain_kernel.testing.memory_log import MemoryLog
+from chain_kernel.testing.memory_receiver import MemoryCheckpointStore
 from chain_kernel.testing.memory_store import CommittedChain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from typing import Any
 
-    from chain_kernel.model import Event, FrameTerm, IntakeMark, Run
+    from chain_kernel.model import Event, FrameTerm, IntakeMark, Mark, Run, Standing
+    from chain_kernel.ports import GapSource
     from chain_kernel.seal import Batch
     from tests.judge.chain_bytes import Row
     from tests.judge.judge import Judge
@@ -66,3 +71,53 @@ class SeenLog(MemoryLog):
             for frame in frames:
                 self.judge.saw("frame", frame)
         super().append(frames)
+
+
+class SeenGaps:
+    """Passes on what a source answers; each run of a fill is seen, and each look at the head."""
+
+    def __init__(self, source: GapSource, judge: Judge, *, sees_looks: bool) -> None:
+        """`sees_looks`: no server answers as the primary that is none any more."""
+        self._source = source
+        self._judge = judge
+        self._sees_looks = sees_looks
+
+    @property
+    def chain_id(self) -> int:
+        return self._source.chain_id
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+        began = asyncio.get_running_loop().time()
+        standing = await self._source.standing(at_id, batch_id)
+        if self._sees_looks and standing.is_primary:
+            self._judge.saw("looked", standing.head.last_id, began)
+        return standing
+
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncGenerator[Run, None]:
+        runs = self._source.runs(after, until_id, from_primary=from_primary)
+        head = after.id
+        async with aclosing(runs):
+            async for run in runs:
+                self._judge.saw("filled", head, until_id, rows_of(run.events), end_of(run))
+                head = run.end.id
+                yield run
+
+    async def close(self) -> None:
+        await self._source.close()
+
+
+class SeenCheckpoints(MemoryCheckpointStore):
+    """A receiver's place, which is seen whenever it is read: after each kill."""
+
+    def __init__(self, judge: Judge, *given: Any, may_lag: bool) -> None:
+        """`may_lag`: it is stored after the effects, not with them."""
+        super().__init__(*given)
+        self._judge = judge
+        self._may_lag = may_lag
+
+    async def _stored(self) -> Mark | None:
+        mark = await super()._stored()
+        self._judge.saw("resumed", self.receiver, 0 if mark is None else mark.id, self._may_lag)
+        return mark

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -11,7 +11,7 @@ import msgspec
 
 from chain_kernel.model import Mark
 from chain_kernel.testing.memory_receiver import MemoryCheckpointStore
-from gapfill import PreferredSources
+from gapfill import GapReader, PreferredSources
 from matcher_receiver import Receiver, cancellable_wait
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import Fill
@@ -42,6 +42,20 @@ def gap_skipped() -> Iterator[None]:
         return judge(self, header)
 
     with patch.object(ReceiveCore, "judge", leap):
+        yield
+
+
+@contextmanager
+def fill_with_a_hole() -> Iterator[None]:
+    """A reader leaves out the first row of a page."""
+    runs = GapReader.runs
+
+    async def leap(self: GapReader, *given: Any, **settings: Any) -> AsyncGenerator[Run, None]:
+        async with aclosing(runs(self, *given, **settings)) as found:
+            async for run in found:
+                yield msgspec.structs.replace(run, events=run.events[-1:])
+
+    with patch.object(GapReader, "runs", leap):
         yield
 
 
