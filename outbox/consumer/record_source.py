@@ -455,13 +455,17 @@ async def go_past(
     there and the move is not, and a repeat makes it. Raises SettingError if a process of the
     consumer is running; ConnectError; RetryError, also if it has moved from `start` meanwhile.
     """
+    # This moves nothing, and is refused while a process runs: then no act is stored.
+    await _move(config, at, start, start)
+    await store()  # with no client of Kafka open: a slow database is not a broker that is away
+    await _move(config, at, start, next_offset)
+
+
+async def _move(config: ConsumerConfig, at: Partition, start: int, next_offset: int) -> None:
     place = TopicPartition(*at)
     async with _acting(config) as consumer:
         if await _next_offset(consumer, config, place) != start:
             raise RetryError(f"consumer {printable(config.name)} has moved meanwhile")
-        # It moves nothing, and is refused while a process runs: then no act is stored.
-        await consumer.commit({place: start})
-        await store()
         await consumer.commit({place: next_offset})
 
 

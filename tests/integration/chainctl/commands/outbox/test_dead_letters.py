@@ -21,6 +21,7 @@ from outbox import Consumer, ConsumerConfig
 from outbox.acts import DeadLetters
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, TRIES_USED_UP, Inbox
+from outbox.consumer.record_source import go_past
 from outbox.message import draw_message_ids
 from outbox.roles import OUTBOX_OPERATOR
 from tests.builders.topics import damage_batch, make_topics
@@ -317,6 +318,12 @@ def test_move_that_failed_after_its_act_is_made_by_the_same_command(
     stopped.send(False)
     damage_batch(stopped.server, stopped.topic, 0)
     stopped.stop_at("offset 0 was")
+
+    async def is_slow() -> None:
+        raise TimeoutError("the database")
+
+    with pytest.raises(TimeoutError, match="the database"):  # and not a broker that is away
+        asyncio.run(go_past(stopped.config, (stopped.topic, 0), 0, 1, is_slow))
     with monkeypatch.context() as away:
         store = DeadLetters.pass_over
 
