@@ -69,7 +69,7 @@ class SharedConnections(ClosedAtExit):
         first = _checked(configs, connections)
         self._clock = SystemClock()
         self._chains = len(configs)
-        self._asks_each = DatabaseConfig.of(first.database).for_writing().primary_may_move
+        self._asks_each = DatabaseConfig.of(first.database).for_writing().may_move
         whose = _whose(sorted(config.chain_id for config in configs))
         newest = NewestServer(first, self._clock, whose, self._note)
         self._lines = [

@@ -334,12 +334,21 @@ class DatabaseConfig(
         return self.target_session_attrs in ("primary", "read-write")
 
     @property
-    def primary_may_move(self) -> bool:
-        """Whether another server may become the primary that is meant: of several hosts, or of a
-        name, which leads to several addresses, or to another one tomorrow.
+    def wants_newest(self) -> bool:
+        """Whether the newest primary of those that answer is taken.
+
+        One host that may be any leads to another server where no primary answers.
+        """
+        is_any = self.target_session_attrs in ("", "any")
+        return self.wants_primary or (is_any and "," not in self.host)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether another server may be meant tomorrow: of several hosts, or of a name, which leads
+        to several addresses, or to another one then.
         """
         are_fixed = all(is_local(host) or _is_address(host) for host, _ in self.addresses)
-        return self.wants_primary and ("," in self.host or not are_fixed)
+        return "," in self.host or not are_fixed
 
     def for_writing(self) -> Self:
         """Return it for a login that writes: of one host, that means the primary there.

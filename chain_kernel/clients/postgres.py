@@ -15,6 +15,7 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
+from weakref import WeakKeyDictionary
 
 import asyncpg
 from asyncpg.pgproto import pgproto
@@ -25,6 +26,7 @@ from chain_kernel.clients.database_config import PINNED, server_name, warn_of_ex
 from chain_kernel.clients.postgres_errors import (
     DRIVER_ERRORS,
     PoolerFound,
+    SeveralPrimaries,
     connect_refusal,
     is_too_many_connections,
     may_another_do,
@@ -44,7 +46,7 @@ from chain_kernel.sql import load_sql
 from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping, Sequence
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
     from chain_kernel.clients.database_config import DatabaseConfig
 
@@ -81,6 +83,11 @@ _LATE_SECONDS: Final = 0.1
 
 _DARK_UNTIL: Final[dict[Place, float]] = {}
 """By the first place of a host: until when it counts as silent, by the loop's monotonic clock."""
+
+_LOOKUPS: Final[WeakKeyDictionary[Any, dict[tuple[str, int], asyncio.Future[list[Any]]]]] = (
+    WeakKeyDictionary()
+)
+"""By event loop, host and port: the look-up of the name that is under way."""
 
 _ALERT_SECONDS: Final = 3.0
 """The longest look for the reason of a hang-up: two round trips."""
@@ -193,10 +200,10 @@ async def connect(
     precedence over those of `config`, which do over what is `PINNED`.
     `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
     refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
-    `server` accepts that one alone. Else, where the primary of several hosts is wanted, or of a
+    `server` accepts that one alone. Else, where `config` wants the newest of several hosts, or of a
     name with several addresses, each is asked, and the one on the highest timeline is taken: of two
     that say that they are the primary, the other one was replaced. None is taken where two servers
-    are on that timeline.
+    are on that timeline (SeveralPrimaries).
     The first connection to a host where another machine may pose as the server logs a warning.
     Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
     pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound.
@@ -210,7 +217,7 @@ async def connect(
         end = asyncio.get_running_loop().time() + within_seconds
         places = await _places(config, within_seconds)
         hosts = _hosts(places, config)
-        if server is None and config.wants_primary and len(hosts) > 1 and not is_pooled:
+        if server is None and config.wants_newest and len(hosts) > 1 and not is_pooled:
             opening = {each[0]: _first(config, options, each, end, is_direct) for each in hosts}
             return await _newest(config, opening, end)
         return await _first(config, options, places, end, is_direct, server)
@@ -299,22 +306,19 @@ async def _newest(
     `opening` is by the first place of each host.
     """
     tasks = {host: asyncio.ensure_future(_with_server(each)) for host, each in opening.items()}
-    chosen: tuple[Connection, Record] | None = None
+    newest: tuple[Connection, Record] | None = None
     try:
         answered = await _answers(tasks, end)
         newest = max(answered, key=lambda each: each[1]["timeline"] or 0, default=None)
         if newest is not None:
             _require_one(newest, answered, config)
-        chosen = newest
-    finally:
-        for task in tasks.values():
-            task.cancel()
+        _end(tasks.values(), but=newest)
         ended = await asyncio.gather(*tasks.values(), return_exceptions=True)
-        for each in ended:
-            if isinstance(each, tuple) and each is not chosen:
-                each[0].terminate()
-    if chosen is not None:
-        return chosen[0]
+    except BaseException:
+        _end(tasks.values())
+        raise
+    if newest is not None:
+        return newest[0]
     refusals = [each for each in ended if isinstance(each, OrderchainError)]
     for refusal in refusals:
         if isinstance(refusal, PoolerFound) or not isinstance(refusal, RetryError | ConnectError):
@@ -323,6 +327,21 @@ async def _newest(
         raise RetryError("no server answered in time")
     cause = next((each for each in refusals if is_too_many_connections(each)), refusals[-1])
     raise refusal_of_all(refusals, config) from cause.__cause__
+
+
+def _end(
+    tasks: Iterable[asyncio.Future[tuple[Connection, Record]]],
+    but: tuple[Connection, Record] | None = None,
+) -> None:
+    """End `tasks`, and each connection that they have opened, or still open, `but` one."""
+
+    def ended(task: asyncio.Future[tuple[Connection, Record]]) -> None:
+        if not task.cancelled() and task.exception() is None and task.result() is not but:
+            task.result()[0].terminate()
+
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(ended)
 
 
 async def _answers(
@@ -357,14 +376,16 @@ def _require_one(
     answered: Sequence[tuple[Connection, Record]],
     config: DatabaseConfig,
 ) -> None:
-    """Raise RetryError where another server writes the same timeline: neither replaces the other.
+    """Raise SeveralPrimaries where another server writes the same timeline.
+
+    Neither replaces the other.
 
     Both were promoted, or one is a copy of the other's files. What one has the other may lack. So
     is a primary of another cluster, as before an upgrade: their timelines say nothing.
     """
     clusters = {each["system_identifier"] for _, each in answered if each["timeline"]}
     if len(clusters) > 1:
-        raise RetryError(
+        raise SeveralPrimaries(
             f"servers of {config.shown} are primaries of different clusters, by their system "
             f"identifiers {' and '.join(map(str, sorted(clusters)))}: end all but the right one"
         )
@@ -374,7 +395,7 @@ def _require_one(
         and server["system_identifier"] == newest[1]["system_identifier"]
     )}  # fmt: skip
     if len(twins) > 1:
-        raise RetryError(
+        raise SeveralPrimaries(
             f"{len(twins)} servers of {config.shown} are primaries on the same timeline, "
             f"{newest[1]['timeline']}: end all but the one that is right"
         )
@@ -471,8 +492,23 @@ async def _places(config: DatabaseConfig, within_seconds: float) -> list[Place]:
 
 
 async def _resolve(host: str, port: int) -> list[Any]:
+    """Return what a name leads to; those who ask while an answer is awaited share it.
+
+    A look-up that is given up holds one of the few threads of the process until it ends.
+    """
     loop = asyncio.get_running_loop()
-    return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    under_way, name = _LOOKUPS.setdefault(loop, {}), (host, port)
+    if (lookup := under_way.get(name)) is None:
+        asked = loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        lookup = under_way[name] = asyncio.ensure_future(asked)
+
+        def ended(lookup: asyncio.Future[list[Any]]) -> None:
+            del under_way[name]
+            if not lookup.cancelled():
+                lookup.exception()  # retrieved: maybe none waits any more
+
+        lookup.add_done_callback(ended)
+    return await asyncio.shield(lookup)
 
 
 async def _connect_one(

@@ -72,6 +72,10 @@ class PoolerFound(ConnectError):
     """A pooler is in between, and another session may serve each transaction."""
 
 
+class SeveralPrimaries(RetryError):
+    """Servers are primaries of which none has replaced the others: none of them is used."""
+
+
 def sqlstate_of(error: BaseException) -> str:
     """Return the code that PostgreSQL gave with `error`; empty when `error` is not from there."""
     return str(getattr(error, "sqlstate", "") or "")

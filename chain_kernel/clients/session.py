@@ -30,12 +30,14 @@ from chain_kernel.clients.postgres_errors import (
     DRIVER_ERRORS,
     SERVER_ERRORS,
     PoolerFound,
+    SeveralPrimaries,
     is_too_many_connections,
     read_only_refusal,
+    schema_refusal,
     statement_refusal,
 )
 from chain_kernel.clock import Backoff
-from chain_kernel.errors import ConnectError, DurabilityError, OrderchainError, RetryError
+from chain_kernel.errors import ConnectError, DurabilityError, RetryError
 from chain_kernel.sql import AUDITOR, GAP_READER, NUMBERED, chain_tables, with_constant
 from chain_kernel.text import reason_of
 
@@ -94,7 +96,7 @@ async def _stay_with_newest(connection: Connection) -> None:
 def is_replaced(connection: Connection) -> bool:
     """Return whether a newer primary than that of `connection` is known by now."""
     found = _SERVERS.get(connection)
-    return found is not None and found != _NEWEST[found.system_identifier]
+    return found is not None and 0 < found.timeline < _NEWEST[found.system_identifier].timeline
 
 
 def check_server(connection: Connection) -> None:
@@ -201,6 +203,19 @@ replaced, and come back. Writes fail there; those that only read would never see
 _RENEW_SECONDS: Final = 2.0
 """How long that may hold up a caller: without names or free connections the old one goes on."""
 
+_RENEW_SHARE: Final = 0.25
+"""The same as a share of a call's deadline: the call itself needs the rest."""
+
+
+def _goes_on(old: Connection, error: BaseException) -> bool:
+    """Return whether an old session goes on after `error` kept another from taking its place.
+
+    Not where one was found that may not be used: the old one may be on the same server.
+    """
+    is_away = isinstance(error, (RetryError, ConnectError, *DRIVER_ERRORS))
+    is_barred = isinstance(error, (PoolerFound, SeveralPrimaries)) or schema_refusal(error)
+    return is_away and not is_barred and not old.is_closed() and not is_replaced(old)
+
 
 ONE_CHAIN_SETTINGS: Final = {
     # With the chain as a constant a plan is made once, for the partitions of this chain. A long
@@ -248,8 +263,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """Deadline of the same, including a connect that it may need. None: the sum of the parts."""
     close_seconds: float = CLOSE_SECONDS
     is_standby_enough: bool = False
-    """Whether any server that one host leads to may be used, for what only reads, and for commands,
-    which say why a standby refused them."""
+    """Whether one host may lead to a standby, while no primary is there: for what only reads, and
+    for commands, which say why a standby refused them."""
     linger_seconds: float | None = None
     """How long after its last statement the connection is kept. None: until `close`."""
     busy_seconds: float = 0.0
@@ -267,6 +282,13 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
         if self.call_seconds is None:
             return self.connect_seconds
         return min(self.connect_seconds, self.call_seconds * _CONNECT_SHARE)
+
+    @property
+    def renew_within(self) -> float:
+        """Deadline of a connect whose failure only lets an old session go on."""
+        if self.call_seconds is None:
+            return _RENEW_SECONDS
+        return min(_RENEW_SECONDS, self.call_seconds * _RENEW_SHARE)
 
     @property
     def all_settings(self) -> dict[str, str]:
@@ -375,8 +397,8 @@ class Session:
                 async with asyncio.timeout(self._config.call_seconds):
                     if self._is_replaced():
                         self._let_go()
-                    elif self._is_old():
-                        await self._renew()
+                    elif self._connection is not None and self._is_old():
+                        await self._renew(self._connection)
                     connection = self._connection
                     if connection is None or connection.is_closed():
                         connection = await self._open()
@@ -398,24 +420,25 @@ class Session:
         if self._connection is None or self._connection.is_closed() or self._server is not None:
             return False
         age = asyncio.get_running_loop().time() - self._opened_at
-        return age > _LIFE_SECONDS and self._config.database.primary_may_move
+        return age > _LIFE_SECONDS and self._config.database.may_move
 
-    async def _renew(self) -> None:
-        """Open another one in its place; where none is to be had soon, the old one goes on."""
-        old = self._connection
+    async def _renew(self, old: Connection) -> None:
+        """Open another one in its place; where none is to be had soon, the old one goes on.
+
+        Raises why no other may be used; then the old one is ended, too.
+        """
         try:
-            async with asyncio.timeout(_RENEW_SECONDS):
+            async with asyncio.timeout(self._config.renew_within):
                 await self._open()
-        except (OrderchainError, *DRIVER_ERRORS):
+        except BaseException as error:
+            if not _goes_on(old, error):
+                old.terminate()
+                raise
             if self._connection is not old:
                 self._abandon()
             self._connection, self._failed = old, None
             self._opened_at = asyncio.get_running_loop().time()
             return
-        except BaseException:
-            if old is not None:
-                old.terminate()
-            raise
         self._close_beside(old)
 
     def _is_replaced(self) -> bool:
@@ -551,7 +574,7 @@ async def open_connection(
             await require_sight(connection, tables)
             # A leader's sessions know the server of its term instead.
             stays = config.watches_standby or config.role == GAP_READER
-            if stays and config.database.primary_may_move:
+            if stays and config.database.may_move:
                 await _stay_with_newest(connection)
     except BaseException as error:
         connection.terminate()
@@ -604,16 +627,19 @@ class Connections:
         return await self._open(now)
 
     async def _renewed(self, old: Connection, now: float) -> Connection:
-        """Return another one in the place of `old`; that one where none is to be had soon."""
+        """Return another one in the place of `old`; that one where none is to be had soon.
+
+        Raises why no other may be used; then `old` is ended, too.
+        """
         try:
-            async with asyncio.timeout(_RENEW_SECONDS):
+            async with asyncio.timeout(self._config.renew_within):
                 new = await self._open(now)
-        except (OrderchainError, *DRIVER_ERRORS):
+        except BaseException as error:
+            if not _goes_on(old, error):
+                old.terminate()
+                raise
             self._opened_at[old] = now
             return old
-        except BaseException:
-            old.terminate()
-            raise
         old.terminate()
         return new
 
@@ -634,7 +660,7 @@ class Connections:
     def _is_old(self, connection: Connection, now: float) -> bool:
         """Return whether another host may have become the primary since it was opened."""
         age = now - self._opened_at.get(connection, now)
-        return age > _LIFE_SECONDS and self._config.database.primary_may_move
+        return age > _LIFE_SECONDS and self._config.database.may_move
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next caller. One with an open transaction is ended."""

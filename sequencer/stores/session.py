@@ -506,7 +506,7 @@ class NewestServer:
         where a host is silent, it takes a second. Raises what `LeaderSession.open` does; RetryError
         where it is closed meanwhile.
         """
-        if not DatabaseConfig.of(self._config.database).for_writing().primary_may_move:
+        if not DatabaseConfig.of(self._config.database).for_writing().may_move:
             return
         await self._asks.ask(self._config.chain_id, None)
 

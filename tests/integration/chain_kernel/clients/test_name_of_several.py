@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import asyncpg
 import msgspec
 import pytest
 
 from chain_kernel.clients import postgres
 from chain_kernel.clients import session as sessions
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.postgres_errors import is_too_many_connections
+from chain_kernel.clients.postgres_errors import (
+    PoolerFound,
+    SeveralPrimaries,
+    is_too_many_connections,
+)
 from chain_kernel.clients.session import Connections, Session, SessionConfig
-from chain_kernel.errors import RetryError
+from chain_kernel.errors import (
+    ConnectError,
+    DurabilityError,
+    OrderchainError,
+    RetryError,
+    SchemaError,
+)
+from chain_kernel.sql import AUDITOR, GAP_READER, schema_sql
 from chainctl.commands.doctor import look_at_hosts
+from chainctl.database import SQL, acting_on
 from chainctl.schema.parts import PARTS
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
 from outbox import InboxLog
 from outbox.roles import OUTBOX_OPERATOR
 from tests.builders.standbys import ServerPair, pair_in
+from tests.builders.stored_chain import StoredChain
 from tests.faults.proxy import Proxy, postgres_requests
 
 pytestmark = [pytest.mark.postgres, pytest.mark.merge]
@@ -40,15 +55,24 @@ class Named(NamedTuple):
     addresses: list[str]
     dsn: str
 
-    def config(self, target: str = "") -> SessionConfig:
+    def config(
+        self, target: str = "", role: str = OUTBOX_OPERATOR, call_seconds: float | None = None
+    ) -> SessionConfig:
         asked = f"&target_session_attrs={target}" if target else ""
         return SessionConfig(
             database=DatabaseConfig.of(self.dsn + asked),
             application_name="test",
-            role=OUTBOX_OPERATOR,
+            role=role,
             tables=(),
-            watches_standby=True,
+            watches_standby=role == OUTBOX_OPERATOR,
+            call_seconds=call_seconds,
         )
+
+    async def caught_up(self) -> None:
+        """Wait until the standby has what is committed."""
+        behind = "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
+        while self.pair.primary.execute(behind) != "t":
+            pass
 
 
 OLD, NEW = "127.0.0.2", "127.0.0.3"
@@ -76,20 +100,54 @@ async def named(server_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 @pytest.mark.parametrize("order", [(OLD, NEW), (NEW, OLD)])
-@pytest.mark.parametrize("target", ["", "any", "primary"])
-async def test_session_that_writes_goes_to_the_newest_primary_behind_a_name(
-    named: Named, order: tuple[str, str], target: str
+async def test_session_goes_to_the_newest_primary_behind_a_name(
+    named: Named, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those that only read, too: a receiver halts where its only source is behind it."""
     named.addresses[:] = order
-    session = Session(named.config(target))
-    try:
+    sessions_of = [
+        Session(named.config(target, role))
+        for role in (OUTBOX_OPERATOR, GAP_READER, AUDITOR)
+        for target in ("", "any", "primary")
+    ]
+    for session in sessions_of:
         assert await session.fetch(PLACE) == [(named.pair.primary.config.port,)]
-        named.pair.promote()
-        await session.close()
-        # Both say that they are the primary now.
+    named.pair.promote()
+    # Both say that they are the primary now, and each session is looked at again.
+    monkeypatch.setattr(sessions, "_LIFE_SECONDS", -1.0)
+    for session in sessions_of:
         assert await session.fetch(TIMELINE) == [(2,)]
-    finally:
         await session.close()
+
+
+@pytest.mark.parametrize("order", [(OLD, NEW), (NEW, OLD)])
+async def test_command_acts_on_the_newest_primary_behind_a_name(
+    named: Named, order: tuple[str, str]
+) -> None:
+    primary, standby = named.pair
+    admin = await asyncpg.connect(primary.dsn(SUPERUSER, "postgres"))
+    async with admin.transaction():
+        await admin.execute(schema_sql())
+    await StoredChain.create(admin, 1)
+
+    async def act() -> None:
+        async with acting_on(Settings(database=named.dsn), 1, is_dry_run=False) as connection:
+            given = (1, None, "step-down", "a person", "a drill", "epoch 1")
+            await connection.fetchval(SQL["record_act"], *given)
+
+    acts = "SELECT count(*) FROM chain_act"
+    named.addresses[:] = order
+    await act()  # the standby that the name leads to as well may not
+    await named.caught_up()
+    named.addresses[:] = [NEW]
+    with pytest.raises(ConnectError, match=r"a login that may write \(on the primary\)"):
+        await act()
+    named.addresses[:] = order
+    named.pair.promote()
+    await act()
+    assert await admin.fetchval(acts) == 1
+    assert standby.execute(acts) == "2"
+    admin.terminate()
 
 
 async def test_servers_without_a_connection_left_are_known_as_such_behind_a_name(
@@ -155,13 +213,69 @@ async def test_session_that_is_old_goes_on_where_no_other_is_to_be_had(
     await connections.close()
 
 
+async def test_session_that_is_old_ends_where_no_other_may_be_used(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What keeps a new one from being used may be true of the server of the old one."""
+    named.addresses[:] = [OLD]
+    finds: list[OrderchainError] = []
+
+    async def prepare(connection: asyncpg.Connection) -> None:
+        if finds == [replaced]:
+            its = await postgres.server_identity(connection)
+            sessions.require_newest(msgspec.structs.replace(its, timeline=its.timeline + 1))
+        if finds:
+            raise finds[0]
+
+    monkeypatch.setattr(sessions, "_LIFE_SECONDS", -1.0)
+    replaced = RetryError("away, while a newer primary is seen")
+    for barred in (
+        DurabilityError("fsync", "off", "on"),
+        SchemaError("schema", "none", "ours"),
+        PoolerFound("database", "it", "a direct connection"),
+        SeveralPrimaries("two were promoted"),
+        replaced,
+    ):
+        finds.clear()
+        session = Session(named.config(), prepare=prepare)
+        connections = Connections(named.config(), prepare=prepare)
+        await session.fetch(PLACE)
+        old = [session.last, await connections.take()]
+        connections.give_back(old[1])
+        finds.append(barred)
+        with pytest.raises(type(barred)):
+            await session.fetch(PLACE)
+        with pytest.raises(type(barred)):
+            await connections.take()
+        assert all(each is not None and each.is_closed() for each in old), barred
+
+
+async def test_session_that_is_old_goes_on_where_another_does_not_begin_in_time(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the deadline of a call is."""
+    named.addresses[:] = [OLD]
+    has_begun = asyncio.Event()
+
+    async def prepare(_: asyncpg.Connection) -> None:
+        if has_begun.is_set():
+            await asyncio.Future()
+        has_begun.set()
+
+    session = Session(named.config(call_seconds=2.0), prepare=prepare)
+    await session.fetch(PLACE)
+    monkeypatch.setattr(sessions, "_LIFE_SECONDS", -1.0)
+    first = session.last
+    await session.fetch(PLACE)
+    assert session.last is first
+    await session.close()
+
+
 async def test_log_of_an_inbox_may_be_that_of_a_standby(named: Named) -> None:
     named.pair.primary.execute(f"BEGIN;\n{PARTS['inbox'].text()}\nCOMMIT;", database="postgres")
     named.addresses[:] = [NEW]
     log = InboxLog(f"{named.dsn}&target_session_attrs=standby", "books")
-    caught_up = "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
-    while named.pair.primary.execute(caught_up) != "t":
-        pass
+    await named.caught_up()
     assert await log.applied([]) == set()
     await log.close()
 
