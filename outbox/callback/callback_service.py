@@ -434,7 +434,7 @@ class CallbackIntake:
                     for topic in self._config.confirm_topics
                     for number in sorted(consumer.partitions_for_topic(topic) or ())
                 ]
-                await self._service.caught_up(dict.fromkeys(places, _UNREAD))
+            await self._service.caught_up(dict.fromkeys(places, _UNREAD))
             while True:
                 await self._round(consumer)
         finally:
