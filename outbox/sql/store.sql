@@ -186,6 +186,7 @@ INSERT INTO outbox_progress AS progress (consumer, topic, "partition", "offset")
 SELECT DISTINCT consumer, topic, -1, 0
   FROM unnest($1::text[], $2::text[]) AS heard (consumer, destination)
   JOIN outbox_destination USING (destination)
+ ORDER BY consumer, topic
 ON CONFLICT (consumer, topic, "partition")
 DO UPDATE SET told_at = now() WHERE progress.told_at < now() - interval '1 minute'
 
