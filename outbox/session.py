@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _SQL: Final = load_sql("outbox", "sql/durability.sql")
 
 BARRIER: Final = _SQL["barrier"]
+WHOLE_BARRIER: Final = f"{_SQL['begin_barrier']};\n{BARRIER};\nCOMMIT"
+"""In one message, so that a pooler keeps it at one server, whatever the session's settings are."""
 SYNCHRONOUS: Final = _SQL["synchronous"]
 
 

@@ -27,7 +27,7 @@ from outbox.consumer.delivery import Delivery
 from outbox.message import storable
 from outbox.records import DUE_NS_MAX
 from outbox.roles import NUMBERED, OUTBOX_CONSUMER, OUTBOX_OPERATOR
-from outbox.session import BARRIER, columns, keep_durable, tables_of_part
+from outbox.session import BARRIER, WHOLE_BARRIER, columns, keep_durable, tables_of_part
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -409,7 +409,8 @@ class InboxLog:
     """Which messages a consumer has applied, from the sender's side if it can reach this database.
 
     Give it to a relay (`consumer_logs`): a message that is due and found here counts as confirmed,
-    and is not resent. The role `outbox_operator` is enough.
+    and is not resent. So only the primary answers: what a standby has, the next primary may lack.
+    The role `outbox_operator` is enough.
     """
 
     def __init__(
@@ -424,15 +425,24 @@ class InboxLog:
                 role=OUTBOX_OPERATOR,
                 tables=tables_of_part("inbox"),
                 pooler="read through",
-                is_standby_enough=True,
+                watches_standby=True,
                 connect_seconds=seconds,
                 statement_seconds=seconds,
             )
         )
 
     async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Return those that the consumer has applied. Raises ConnectError, RetryError."""
+        """Return those that the consumer has applied. Raises ConnectError, RetryError.
+
+        That outlives a failover when this returns: the process that wrote it may have been cut off
+        while it waited for the standby.
+        """
         rows = await self._session.fetch(_SQL["applied"], self._consumer, list(message_ids))
+        read_on = self._session.last
+        if rows:
+            await self._session.run(lambda connection: connection.execute(WHOLE_BARRIER))
+        if read_on is not None:
+            check_server(read_on)
         return {row[0] for row in rows}
 
     async def close(self) -> None:

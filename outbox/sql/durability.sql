@@ -21,3 +21,8 @@ SELECT current_setting('synchronous_commit'), current_setting('orderchain.stored
 -- came in between. Something must be written, since a commit of nothing does not wait.
 SELECT pg_logical_emit_message(true, 'orderchain', '')
  WHERE current_setting('synchronous_standby_names') <> ''
+
+-- begin_barrier: the same on a session whose settings are not kept, such as one through a pooler, and
+-- of a login that only reads by default
+BEGIN READ WRITE;
+SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'

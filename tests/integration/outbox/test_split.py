@@ -25,6 +25,7 @@ from outbox import (
     ConsumerConfig,
     Delivery,
     Destination,
+    InboxLog,
     Message,
     Relay,
     RelayConfig,
@@ -34,7 +35,7 @@ from outbox import (
 from outbox.callback.callback_service import CallbackService
 from outbox.callback.calls import HttpSenderCalls
 from outbox.callback.config import CallbackConfig
-from outbox.consumer.inbox import ConsumerConnections
+from outbox.consumer.inbox import ConsumerConnections, Inbox
 from outbox.message import draw_message_ids
 from outbox.records import common_headers, encode_checks, encode_confirms, record_headers
 from outbox.sender.business import wake, watched_transaction
@@ -52,6 +53,7 @@ from outbox.statuses import Change
 from tests.builders.standbys import ServerPair, pair_in
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
+from tests.integration.outbox.consumer.test_inbox_schema import delivery
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.merge]
 
@@ -423,6 +425,46 @@ async def test_what_was_found_on_the_old_primary_is_not_answered_after_a_barrier
     await connections.close()
     await api.close()
     new.terminate()
+
+
+async def test_log_of_an_inbox_finds_only_what_outlives_a_failover(split: Split) -> None:
+    """What it finds is never sent again: the new primary would never get it."""
+    ids = draw_message_ids(3)
+    inbox = await Inbox.open(split.old, "books", 10.0)
+
+    async def apply(message_id: UUID) -> None:
+        async with split.old.transaction():
+            await split.old.execute("SET LOCAL synchronous_commit = local")
+            await inbox.claim(split.old, [delivery(message_id)])
+
+    await apply(ids[0])
+    await split.replayed()
+    of_standby = InboxLog(split.new_dsn, "books")
+    with pytest.raises(RetryError, match="not primary now"):
+        await of_standby.applied(ids)
+    split.pair.wait_for_standby()
+    # A login may read by default, and wait for no standby: its look waits for it, though.
+    split.pair.primary.execute(
+        f"SET synchronous_commit = local; ALTER ROLE {SUPERUSER} SET synchronous_commit = off;"
+        f"ALTER ROLE {SUPERUSER} SET default_transaction_read_only = on"
+    )
+    log, patient = InboxLog(split.dsn, "books", seconds=1.0), InboxLog(split.dsn, "books")
+    assert await log.applied(ids) == {ids[0]}
+    split.pair.standby.freeze()
+    await apply(ids[1])  # as where its wait was cut off
+    with pytest.raises(RetryError):
+        await log.applied(ids)
+    split.pair.standby.thaw()
+    assert await patient.applied(ids) == set(ids[:2])
+    split.pair.primary.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
+    split.pair.primary.execute("SELECT pg_reload_conf()")
+    (await split.promote()).terminate()
+    await apply(ids[2])
+    await log.close()  # so it looks for a server again
+    for each in (log, patient):
+        assert await each.applied(ids) == set(ids[:2])
+    for each in (of_standby, log, patient):
+        await each.close()
 
 
 async def test_relays_that_cannot_be_woken_fail_nothing_that_is_stored(

@@ -32,10 +32,8 @@ from chain_kernel.errors import (
 from chain_kernel.sql import AUDITOR, GAP_READER, schema_sql
 from chainctl.commands.doctor import look_at_hosts
 from chainctl.database import SQL, acting_on
-from chainctl.schema.parts import PARTS
 from chainctl.settings import Settings
 from local_stack.postgres import SUPERUSER
-from outbox import InboxLog
 from outbox.roles import OUTBOX_OPERATOR
 from tests.builders.standbys import ServerPair, pair_in
 from tests.builders.stored_chain import StoredChain
@@ -269,15 +267,6 @@ async def test_session_that_is_old_goes_on_where_another_does_not_begin_in_time(
     await session.fetch(PLACE)
     assert session.last is first
     await session.close()
-
-
-async def test_log_of_an_inbox_may_be_that_of_a_standby(named: Named) -> None:
-    named.pair.primary.execute(f"BEGIN;\n{PARTS['inbox'].text()}\nCOMMIT;", database="postgres")
-    named.addresses[:] = [NEW]
-    log = InboxLog(f"{named.dsn}&target_session_attrs=standby", "books")
-    await named.caught_up()
-    assert await log.applied([]) == set()
-    await log.close()
 
 
 async def test_doctor_names_two_primaries_behind_a_name(named: Named) -> None:

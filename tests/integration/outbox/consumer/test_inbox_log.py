@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from pathlib import Path
 from uuid import UUID
 
 import asyncpg
@@ -11,6 +13,7 @@ import pytest
 from chain_kernel.errors import ConnectError
 from outbox import InboxLog, draw_message_ids
 from outbox.consumer.inbox import Inbox
+from tests.pgbouncer import pgbouncer
 
 from .test_inbox_schema import delivery
 
@@ -25,11 +28,15 @@ async def applied(admin: asyncpg.Connection) -> list[UUID]:
     return ids
 
 
-@pytest.fixture
-async def log(database: str) -> AsyncIterator[InboxLog]:
-    made = InboxLog(database, "clearing")
-    yield made
-    await made.close()
+@pytest.fixture(params=["direct", "through a pooler"])
+async def log(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[InboxLog]:
+    direct = nullcontext(database)
+    async with pgbouncer(database, tmp_path) if request.param != "direct" else direct as dsn:
+        made = InboxLog(dsn, "clearing")
+        yield made
+        await made.close()
 
 
 async def test_log_reports_which_messages_the_consumer_has_applied(
