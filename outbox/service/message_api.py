@@ -141,6 +141,42 @@ class Sessions:
             await session.close()
 
 
+_WAKE_PAUSE_SECONDS: Final = 0.01
+"""The shortest time between two wakes: each costs the database about as much as a store."""
+
+
+class Wakes:
+    """Wakes the relays, once for many requests, which do not wait for it.
+
+    A wake is for all that was committed before it began; what is committed later has another.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._is_wanted = False
+        self._waking: asyncio.Task[None] | None = None
+
+    def want(self) -> None:
+        """Have the relays woken for what is committed by now."""
+        self._is_wanted = True
+        if self._waking is None or self._waking.done():
+            self._waking = asyncio.create_task(self._wake())
+
+    async def _wake(self) -> None:
+        while self._is_wanted:
+            async with self._sessions.take() as session:
+                # Only now: it is for those that committed while it waited for a session, too.
+                self._is_wanted = False
+                await wake_over(session)
+            await asyncio.sleep(_WAKE_PAUSE_SECONDS)
+
+    async def close(self) -> None:
+        """End a wake under way: the service's own relay claims the last by itself."""
+        if self._waking is not None:
+            self._waking.cancel()
+            await asyncio.wait([self._waking])
+
+
 SQL: Final = load_sql("outbox", "sql/service.sql")
 
 _FIRST_ID: Final = UUID(int=0)
@@ -165,6 +201,7 @@ class MessageApi:
         # A page with a filter that few deliveries match may take long: sends must not wait for it.
         self._lists = Sessions(config.relay, config.connections)
         self._confirms = RelayStore(config.relay, lambda: None)
+        self._wakes = Wakes(self._sessions)
 
     async def store(
         self, sender: str, messages: Sequence[Message], *, is_prepared: bool
@@ -190,8 +227,8 @@ class MessageApi:
                 raise MessageError("message_id", "one of several", "an id of its own")
             if len(new) < len(messages):
                 await session.barrier(read_on)
-            if new and not is_prepared:
-                await wake_over(session)
+        if new and not is_prepared:
+            self._wakes.want()
         ids = [str(message.message_id) for message in messages]
         return StoredMessages(ids, len(messages) - len(new))
 
@@ -216,8 +253,8 @@ class MessageApi:
                             raise TransitionRefused("unknown", _WORDS[change], "prepared")
             if len(decided) < len(message_ids):
                 await session.barrier(read_on)
-            if decided and change is Change.COMMITTED:
-                await wake_over(session)
+        if decided and change is Change.COMMITTED:
+            self._wakes.want()
         return Decided(len(decided), len(message_ids) - len(decided))
 
     async def confirm(self, consumer: str, message_ids: Sequence[UUID]) -> ConfirmOutcome:
@@ -264,6 +301,7 @@ class MessageApi:
 
     async def close(self) -> None:
         """Close the connections; never raises."""
+        await self._wakes.close()
         await self._sessions.close()
         await self._lists.close()
         await self._confirms.close()

@@ -43,6 +43,7 @@ from outbox.service.interface import MessageClient
 from outbox.service.message_api import MessageApi
 from outbox.service.server import MessageService
 from tests.cases import case
+from tests.deadlines import deadline
 
 from ..conftest import Sender
 from .service_client import client, endpoint, raw, served, service_config, write_clients
@@ -386,6 +387,32 @@ async def test_request_that_takes_too_long_is_503_with_the_ids_to_repeat_it_by(
     await desk.close()
     stored = await sender.admin.fetch("SELECT message_id::text FROM outbox_message")
     assert [row[0] for row in stored] == [message_id]
+
+
+async def test_relays_are_woken_after_the_last_of_many_requests_and_not_for_each(
+    sender: Sender,
+) -> None:
+    await sender.set_up()
+    desk = MessageApi(service_config(sender), SystemClock())
+    woken = asyncio.Event()
+    wakes: list[None] = []
+
+    def note(*_: object) -> None:
+        woken.set()
+        wakes.append(None)
+
+    await sender.admin.add_listener("outbox_ready", note)
+    stored = 0
+    async with deadline():
+        for many in range(20, 420, 20):
+            storing = (desk.store("payments", messages(1), is_prepared=False) for _ in range(20))
+            await asyncio.gather(*storing)
+            while stored < many:
+                await woken.wait()
+                woken.clear()
+                stored = await sender.admin.fetchval("SELECT count(*) FROM outbox_pending")
+    await desk.close()
+    assert len(wakes) < 200
 
 
 async def test_stop_answers_the_requests_under_way_and_sends_what_they_stored(
