@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from chain_kernel.clients.session import SessionConfig
+    from chain_kernel.model import ServerIdentity
 
 LOCK_SECONDS: Final = 5.0
 """How long a statement waits for a lock before it is given up, and its holder is named."""
@@ -33,8 +34,13 @@ async def naming_lock_holders(
 
     Raises RetryError then, which names the table, who holds the lock, and that session's query.
     """
+    # The driver is imported only where a connection is opened.
+    from chain_kernel.clients.postgres import server_identity
+
     found: list[str] = []
-    watch = asyncio.create_task(_give_up_lock_wait(config, connection.get_server_pid(), found))
+    server = await server_identity(connection) if config.database.may_move else None
+    process_id = connection.get_server_pid()
+    watch = asyncio.create_task(_give_up_lock_wait(config, process_id, server, found))
     try:
         yield
     except Exception as error:
@@ -46,11 +52,14 @@ async def naming_lock_holders(
         await asyncio.wait([watch])
 
 
-async def _give_up_lock_wait(config: SessionConfig, process_id: int, found: list[str]) -> None:
+async def _give_up_lock_wait(
+    config: SessionConfig, process_id: int, server: ServerIdentity | None, found: list[str]
+) -> None:
     """Cancel the statement of `process_id` once it waits too long, after `found` says for whom.
 
-    It looks over a second connection while the first one waits: afterwards the server does not
-    know any more who was in the way. Where it cannot connect, the statement's own deadline counts.
+    It looks over a second connection to its `server` while the first one waits: afterwards that
+    does not know any more who was in the way. Where it cannot connect, the statement's own deadline
+    counts.
     """
     # The driver is imported only where a connection is opened.
     from chain_kernel.clients import session
@@ -58,7 +67,7 @@ async def _give_up_lock_wait(config: SessionConfig, process_id: int, found: list
 
     with suppress(OrderchainError, *SERVER_ERRORS):
         await asyncio.sleep(LOCK_SECONDS)
-        async with session.connected(config) as connection:
+        async with session.connected(config, server=server) as connection:
             while not found:
                 holders = await connection.fetch(_SQL["lock_holders"], process_id, LOCK_SECONDS)
                 if holders:

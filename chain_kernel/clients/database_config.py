@@ -15,6 +15,7 @@ import os
 import re
 import ssl
 import stat
+from contextlib import suppress
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
@@ -27,11 +28,12 @@ from msgspec.structs import force_setattr
 from chain_kernel.clients.pem import load_authorities, load_own_certificate, read_file
 from chain_kernel.config import CheckedNames, is_host
 from chain_kernel.errors import SettingError
-from chain_kernel.files import home_folder
+from chain_kernel.files import home_folder, open_regular
 from chain_kernel.masks import mask_dsn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from io import BufferedReader
 
 
 _HIDDEN: Final = "***"
@@ -589,21 +591,30 @@ def _with_home_files(given: dict[str, str], home: Path | None) -> dict[str, str]
         authorities = {"sslrootcert": folder / "root.crt", "sslcrl": folder / "root.crl"}
         added |= {name: path for name, path in authorities.items() if path.is_file()}
     passfile = home / ".pgpass"
-    # A file that others can read is ignored, as by libpq. One that was named is refused.
-    if "password" not in given and passfile.is_file() and _is_private(passfile):
-        added["passfile"] = passfile
+    if "password" not in given:
+        # A file that others can read is ignored, as by libpq. One that was named is refused.
+        with suppress(OSError, SettingError):
+            _open_private(passfile).close()
+            added["passfile"] = passfile
     return {name: str(path) for name, path in added.items()} | given
 
 
-def _is_private(path: Path) -> bool:
-    return not stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO)
+def _open_private(path: str | Path) -> BufferedReader:
+    """Open a passfile that its owner alone can read. Raises OSError; SettingError for another.
+
+    The open file is looked at: its name may lead to none, or to another, a moment later.
+    """
+    file = open_regular(path)
+    if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
+        file.close()
+        expected = "a file that its owner alone can read (chmod 600)"
+        raise SettingError("passfile", str(path), expected)
+    return file
 
 
 def _read_passfile(path: str) -> list[list[str]]:
     """Return the five fields of each line of a passfile. Raises SettingError."""
-    text = read_file("passfile", path)
-    if not _is_private(Path(path)):
-        raise SettingError("passfile", path, "a file that its owner alone can read (chmod 600)")
+    text = read_file("passfile", path, _open_private)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     found = [_PASSFILE_LINE.fullmatch(line) for line in lines]
     return [list(map(_unescaped, match.groups())) for match in found if match]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import base64
 import re
 import ssl
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from chain_kernel.errors import SettingError
-from chain_kernel.files import read_bounded
+from chain_kernel.files import open_regular, read_bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from io import BufferedReader
 
 _FILE_BYTES_MAX: Final = 4 * 2**20
 """A whole bundle of a system's authorities has a quarter of a megabyte."""
@@ -45,10 +49,12 @@ class PrivateKey(NamedTuple):
     """Whether its file holds it in this form, too."""
 
 
-def read_file(field: str, path: str) -> str:
+def read_file(
+    field: str, path: str, open_file: Callable[[str], BufferedReader] = open_regular
+) -> str:
     """Return the text of the file that setting `field` names. Raises SettingError."""
     try:
-        content = read_bounded(path, _FILE_BYTES_MAX)
+        content = read_bounded(path, _FILE_BYTES_MAX, open_file)
     except OSError as error:
         expected = f"a file that can be read ({error.strerror})"
         raise SettingError(field, path, expected) from None

@@ -524,14 +524,18 @@ class Session:
 
 
 @asynccontextmanager
-async def connected(config: SessionConfig) -> AsyncIterator[Connection]:
+async def connected(
+    config: SessionConfig, *, server: ServerIdentity | None = None
+) -> AsyncIterator[Connection]:
     """Hold one connection for work that is done once, each statement with its deadline.
 
+    `server` accepts that one alone.
     Raises what `connect` raises. For an error of the server in the block it raises ConnectError
     where the server may not be written to, else what `statement_refusal` returns. Other errors of
     the block are raised as they are.
     """
-    connection = await open_connection(config, statement_seconds=config.statement_seconds)
+    seconds = config.statement_seconds
+    connection = await open_connection(config, statement_seconds=seconds, server=server)
     try:
         yield connection
     except SERVER_ERRORS as error:

@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 import pytest
 
+import chainctl.locks
 from chain_kernel.clients import postgres
 from chain_kernel.clients import session as sessions
 from chain_kernel.clients.database_config import DatabaseConfig
@@ -120,7 +121,7 @@ async def test_session_goes_to_the_newest_primary_behind_a_name(
 
 @pytest.mark.parametrize("order", [(OLD, NEW), (NEW, OLD)])
 async def test_command_acts_on_the_newest_primary_behind_a_name(
-    named: Named, order: tuple[str, str]
+    named: Named, order: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     primary, standby = named.pair
     admin = await asyncpg.connect(primary.dsn(SUPERUSER, "postgres"))
@@ -128,8 +129,9 @@ async def test_command_acts_on_the_newest_primary_behind_a_name(
         await admin.execute(schema_sql())
     await StoredChain.create(admin, 1)
 
-    async def act() -> None:
+    async def act(moves_to: tuple[str, ...] = ()) -> None:
         async with acting_on(Settings(database=named.dsn), 1, is_dry_run=False) as connection:
+            named.addresses[:] = moves_to or named.addresses
             given = (1, None, "step-down", "a person", "a drill", "epoch 1")
             await connection.fetchval(SQL["record_act"], *given)
 
@@ -145,6 +147,12 @@ async def test_command_acts_on_the_newest_primary_behind_a_name(
     await act()
     assert await admin.fetchval(acts) == 1
     assert standby.execute(acts) == "2"
+    # Who waits for a lock is looked for on its own server.
+    monkeypatch.setattr(chainctl.locks, "LOCK_SECONDS", 0.2)
+    named.addresses[:] = [OLD]
+    await admin.execute("BEGIN; LOCK TABLE chain_act")
+    with pytest.raises(RetryError, match="chain_act is locked"):
+        await act(moves_to=order)
     admin.terminate()
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from chain_kernel.clients import pem
 from chain_kernel.clients.database_config import DatabaseConfig, is_local
 from chain_kernel.clients.options import jdbc_address
 from chain_kernel.errors import SettingError
+from chain_kernel.files import read_bounded
 from tests.certificates import Authority
 
 SECRET = "Tr0ub4dor"
@@ -253,3 +255,22 @@ def test_jdbc_refuses_what_it_cannot_do_without_the_password(text: str) -> None:
     with pytest.raises(SettingError) as refused:
         jdbc_address(read(text))
     assert SECRET not in str(refused.value)
+
+
+def test_passfile_that_is_replaced_while_it_is_read_is_that_which_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is deleted, and made anew."""
+    file = tmp_path / ".pgpass"
+    file.write_text(f"*:*:*:*:{SECRET}")
+    file.chmod(0o600)
+    config = read("postgresql://u@h/d", HOME=str(tmp_path))
+
+    def read_once(*given: Any) -> bytes:
+        content = read_bounded(*given)
+        file.unlink()
+        return content
+
+    monkeypatch.setattr(pem, "read_bounded", read_once)
+    assert config.read_password("h", 5432) == SECRET
+    assert read("postgresql://u@h/d", HOME=str(tmp_path)).passfile == ""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from chain_kernel.clients import postgres
 from chain_kernel.clients.database_config import DatabaseConfig
+from tests.deadlines import deadline
 
 
 class Answer:
@@ -17,12 +19,13 @@ class Answer:
 
     def __init__(self, timeline: int) -> None:
         self.timeline = timeline
+        self.is_ended = False
 
     async def fetchrow(self, _: str) -> dict[str, Any]:
         return {"timeline": self.timeline, "system_identifier": 1, "started_at": self.timeline}
 
     def terminate(self) -> None:
-        pass
+        self.is_ended = True
 
 
 async def opened(timeline: int, turns: int) -> Any:
@@ -55,3 +58,32 @@ async def test_loop_that_stands_still_does_not_choose_the_server_that_answered_f
     end = asyncio.get_running_loop().time() + 60.0
     chosen: Any = await postgres._newest(config, opening, end)
     assert chosen.timeline == 2
+
+
+async def test_connect_that_is_given_up_leaves_no_connection_behind() -> None:
+    """Not that which was chosen either, while the last of the others end."""
+    made = [Answer(1), Answer(2)]
+    ends = asyncio.Event()
+
+    async def answer(made: Answer) -> Any:
+        return made
+
+    async def hang() -> Any:
+        try:
+            await asyncio.Future()
+        finally:
+            ends.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Future()
+
+    opening = {("h", port, "a"): answer(each) for port, each in enumerate(made)}
+    config: Any = None
+    end = asyncio.get_running_loop().time() + 60.0
+    whole = asyncio.ensure_future(postgres._newest(config, {**opening, ("h", 9, "a"): hang()}, end))
+    async with deadline():
+        await ends.wait()
+        whole.cancel()
+        await asyncio.wait([whole])
+    assert whole.cancelled()
+    await asyncio.sleep(0)
+    assert [each.is_ended for each in made] == [True, True]
