@@ -260,7 +260,7 @@ def test_jdbc_refuses_what_it_cannot_do_without_the_password(text: str) -> None:
 def test_passfile_that_is_replaced_while_it_is_read_is_that_which_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is deleted, and made anew."""
+    """It is deleted, and made again."""
     file = tmp_path / ".pgpass"
     file.write_text(f"*:*:*:*:{SECRET}")
     file.chmod(0o600)
