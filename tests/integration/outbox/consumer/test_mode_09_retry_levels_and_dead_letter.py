@@ -408,28 +408,30 @@ async def test_parked_message_that_is_interrupted_pauses_and_keeps_its_connectio
 
 
 async def test_interruptions_before_a_failure_elsewhere_do_not_count(rig: Rig) -> None:
+    clock = HandClock(START_NS)
     message = rig.message("one")
     await rig.send(message)
     deadlock = asyncpg.DeadlockDetectedError("another transaction went on")
-    errors = iter([ValueError("not yet"), *[deadlock] * 4])
-    calls = 0
+    most = len(PAUSES_SECONDS)
+    errors = iter([ValueError("not yet"), *[deadlock] * (most + 1)])
 
     async def handler(delivery: Delivery, connection: Any) -> None:
-        nonlocal calls
-        calls += 1
         await apply(delivery, connection)
-        if calls == 4:  # interrupted for the third time; meanwhile it fails in another process
-            tasks.create_task(rig.admin.execute("UPDATE inbox_parked SET failures = 2"))
-            # It waits for the row until the pause is stored: the next look sees it.
-            waits = "SELECT pg_backend_pid() = ANY (pg_blocking_pids($1))"
-            while not await connection.fetchval(waits, rig.admin.get_server_pid()):
-                pass  # each look is a round trip
         if (error := next(errors, None)) is not None:
             raise error
+        consumer.stop()
 
-    consumer = rig.consumer(retries=RetryLevels(levels_seconds=(0.01,)), retry_poll_seconds=0.05)
-    async with asyncio.TaskGroup() as tasks:
-        await rig.work_off(consumer, until=message, handle=handler)
+    consumer = rig.consumer(clock=clock, retries=SOON)
+    async with deadline(), consumer:
+        running = asyncio.create_task(consumer.run(handler))
+        await until(rig, HAS_FAILED, message.message_id, 1)
+        for interruptions in range(most + 1):
+            if interruptions == most:  # meanwhile it fails in another process
+                await rig.admin.execute("UPDATE inbox_parked SET failures = 2")
+            clock.go(1.0)
+            await until(rig, "SELECT due_at > $1 FROM inbox_parked", clock.now)
+        clock.go(1.0)
+        await running
     assert await rig.effects() == {"one": 1}
     assert consumer.stats().failures == 1
 
