@@ -66,9 +66,11 @@ class Receiver(NamedTuple):
         return core
 
     def now(self, core: ReceiveCore, **changes: Any) -> Receiver:
-        """Return it with the values of `core`; what says nothing any more is alike in all."""
-        values = dict(vars(core))
-        values["_kept"] = tuple(core._kept)
+        """Return it with the values of `core`; what says nothing is alike in all.
+
+        Records are kept for the day when the database contradicts a seal: here it never does.
+        """
+        values = {**vars(core), "_kept": (), "_kept_bytes": 0, "_kept_after": 0}
         values["_frame_keys"] = tuple(sorted(core._frame_keys.items()))
         values["fill_cause"] = "start" if core.fill_cause == "start" else "poll"
         if not core.is_filling:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from chain_kernel.errors import RetryError, RowsMissing
+from chain_kernel.errors import KeyTooOld, OrderError, RetryError, RowsMissing
 from chain_kernel.testing.memory_receiver import MemoryGapSource
 from chain_kernel.testing.memory_store import MemoryKeyStore
 from sequencer.assembly import Assembler
@@ -25,6 +25,7 @@ from .stored import (
     CHAIN_ID,
     KEYS,
     PAYLOAD,
+    WINDOW_ROWS,
     Call,
     Calls,
     Log,
@@ -52,7 +53,7 @@ CONFIG: Final = SequencerConfig(
     chain_id=CHAIN_ID,
     database="postgresql://memory",
     kafka="memory:9092",
-    key_window_rows=4,
+    key_window_rows=WINDOW_ROWS,
     tuning=SequencerTuning(takeover_skip_ids=0),
 )
 CLOCK: Final[Any] = SimpleNamespace(monotonic_ns=lambda: 0, wall_ns=lambda: 10**9)
@@ -62,6 +63,10 @@ UP, FAILED, REPLACED = range(3)
 
 Answers = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """Calls, and the places of their orders."""
+
+
+Assembled = tuple["Batch | None", Answers, tuple[tuple[int, OrderError], ...]]
+"""A batch, what callers will hear, and whom it refuses."""
 
 
 class Bounds(NamedTuple):
@@ -327,12 +332,16 @@ class Sequencing:
         found = self._assembled(leader, world.at(leader.term[1]))
         if found is None:
             return
-        batch, answers = found
+        batch, answers, refused = found
+        for call, error in refused:
+            status = "too old" if isinstance(error, KeyTooOld) else "not done"
+            world = world.heard(status, ((call, ()),))
         left = {"void": leader.void[1:]} if leader.void else {"queue": ()}
         if batch is None:
             after = world.led(at, leader._replace(**left)).heard("done", answers)
-            yield f"answers that {shown(answers)}", after
+            yield f"answers: {shown(answers) or 'refused'}", after
             return
+        BATCHES[batch.seal] = batch
         sent = (*leader.sent, Sent(batch.seal, answers))
         after = world.led(at, leader._replace(sent=sent, tip=batch.seal, **left))
         wire = sorted((*world.wire, (leader.term, batch.seal)), key=lambda each: each[0])
@@ -343,7 +352,7 @@ class Sequencing:
             after = after.published(batch.seal, leader.base)
         yield f"sends batch {batch.first_id}", after
 
-    def _assemble(self, leader: Leader, log: Log) -> tuple[Batch | None, Answers] | None:
+    def _assemble(self, leader: Leader, log: Log) -> Assembled | None:
         """Have the engine assemble what waits; None where that needs an outcome that is open."""
         place = (leader.term[1], log) if leader.keys_of is None else ("A", leader.keys_of)
         keeper, mine = self._keeper(*place, leader.base), own_batches(leader)
@@ -357,13 +366,13 @@ class Sequencing:
         for batch in mine[-1:]:
             core._last_id, core._last_seal = batch.last_id, batch.seal
             core._last_committed_at_us = batch.committed_at_us
-        known: dict[str, Event] = {}
         if leader.void:
             batch = core.assemble(_orders(BATCHES[leader.void[0].seal]), CLOCK.wall_ns())
-            return _noted(batch), _placed(leader.void[0].answers, batch.events)
-        keys = [key for call in leader.queue for key in KEYS[call]]
+            return batch, _placed(leader.void[0].answers, batch.events), ()
+        heard: dict[int, Any] = {}
         entries = [
-            Entry([Order(key, PAYLOAD) for key in KEYS[call]], 1, None) for call in leader.queue
+            Entry([Order(key, PAYLOAD) for key in KEYS[call]], 1, _caller(heard, call))
+            for call in leader.queue
         ]
         claims = memory.claims_of(_orders(mine[-1])) if leader.sent else None
         beside: Any = SimpleNamespace(claims=claims) if leader.sent else None
@@ -371,14 +380,20 @@ class Sequencing:
         if assembly is None and leader.sent:
             return None
         if assembly is None:
+            keys = [key for call in leader.queue for key in KEYS[call]]
             try:
                 known = done_now(keeper.rows_with(keys))
             except RowsMissing:
                 return None  # it ends, and says so
             assembly = assembler.resolve(entries, known)
-        rows = [*known.values(), *(assembly.batch.events if assembly.batch else ())]
-        asked = tuple((call, ((0, 0),) * len(KEYS[call])) for call in leader.queue)
-        return _noted(assembly.batch), _placed(asked, rows)
+        assembly.answer()
+        refused = {call: told for call, told in heard.items() if isinstance(told, OrderError)}
+        answers = tuple(
+            (call, tuple((ack.id, ack.pid) for ack in told))
+            for call, told in heard.items()
+            if call not in refused
+        )
+        return assembly.batch, answers, tuple(refused.items())
 
     def _find_out(self, world: World, at: int, leader: Leader) -> Iterator[tuple[str, World]]:
         """It takes over again, and reads back the outcome of what it had sent."""
@@ -468,7 +483,7 @@ def _placed(answers: Answers, rows: Iterable[Event]) -> Answers:
     )
 
 
-def _noted(batch: Any) -> Any:
-    if batch is not None:
-        BATCHES[batch.seal] = batch
-    return batch
+def _caller(heard: dict[int, Any], call: int) -> Any:
+    """Return what stands in for the future of a caller."""
+    hear = partial(heard.__setitem__, call)
+    return SimpleNamespace(done=lambda: call in heard, set_result=hear, set_exception=hear)

@@ -34,8 +34,11 @@ Log = tuple[Started | bytes, ...]
 CHAIN_ID: Final = 1
 DATABASE_ID: Final = UUID(int=1)
 GENESIS: Final = genesis_seal(DATABASE_ID, CHAIN_ID)
+WINDOW_ROWS: Final = 4
+"""How many rows' keys a leader knows, which are all."""
+
 PAYLOAD: Final = b"order"
-KEYS: Final = (("a",), ("b", "c"), ("a",))
+KEYS: Final = (("a#1",), ("b", "a#2"), ("a#1",))
 """The keys of each call, in the order in which calls are made: one order is repeated."""
 
 ONE_ROW_BYTES: Final = HEADER_BYTES + 30
@@ -46,7 +49,7 @@ BATCHES: Final[dict[bytes, Batch]] = {}
 
 
 class Call(NamedTuple):
-    """A call: `status` is empty before it, then open, done, not done, or in doubt forever."""
+    """A call: `status` is empty before it, then open; done, not done, too old, or in doubt."""
 
     status: str = ""
     places: tuple[tuple[int, int], ...] = ()
@@ -150,8 +153,10 @@ def judge_calls(log: Log, replicated_id: int, calls: Calls) -> None:
             fence.batch(batch.epoch, batch.committed_at_us, batch.seal, rows)
     fence.durable(replicated_id)
     for keys, call in asked:
-        if call.status == "in doubt":
+        if call.status in ("in doubt", "too old"):
             fence.unheard(keys)
+        if call.status == "too old":
+            fence.too_old(keys[0], 1, 2, WINDOW_ROWS)
         for key, place in zip(keys, call.places, strict=False):
             fence.answered(key, PAYLOAD, *place)
     for keys, call in asked:

@@ -21,7 +21,7 @@ FOUND = {
     "acknowledged_before_commit": 1,
     "published_before_commit": 1,
     "keys_not_loaded": 6,
-    "keys_forgotten_early": 8,
+    "keys_forgotten_early": 7,
     "warning_taken_for_success": 3,
     "gap_skipped": 7,
     "senders_believed": 5,
