@@ -29,6 +29,8 @@ COLUMN_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of one column in one row group, before compression: no page of it has more. A usual writer
 begins a new row group before that."""
 
+_BUFFER_BYTES: Final = 4096
+
 _OVERHEAD_BYTES: Final = 64
 """Bytes of a value beside its own, at most, and of an empty column."""
 
@@ -53,6 +55,7 @@ def open_parquet(path: Place, names: Sequence[str] | None = None) -> Iterator[An
         opened = pq.ParquetFile(_input(path), page_checksum_verification=True)
     with opened as file:
         with _only_arrows_errors():
+            _require_columns(path, file)
             for group in range(file.num_row_groups):
                 found = file.metadata.row_group(group)
                 for column in map(found.column, range(found.num_columns)):
@@ -75,6 +78,18 @@ def _only_arrows_errors() -> Iterator[None]:
 
 def _input(path: Place) -> Any:  # noqa: ANN401 - pyarrow has no types
     return path.native() if isinstance(path, UrlPlace) else path
+
+
+def _require_columns(path: Place, file: Any) -> None:  # noqa: ANN401 - as above
+    """Raise ArrowException or OSError for columns of which the footer says what cannot be.
+
+    Asked for their sizes, pyarrow would end the process. So its reader is asked for no rows first,
+    by a buffer: without one it fetches whole columns before the first row.
+    """
+    with pq.ParquetFile(_input(path), metadata=file.metadata, buffer_size=_BUFFER_BYTES) as probe:
+        for group in range(file.num_row_groups):
+            for _ in probe.reader.iter_batches(0, [group], use_threads=False):
+                pass
 
 
 def _check_column(path: Place, group: int, column: Any) -> None:  # noqa: ANN401 - pyarrow has no types

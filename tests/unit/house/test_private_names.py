@@ -14,6 +14,7 @@ import aiokafka.admin
 import aiokafka.client
 import aiokafka.conn
 import asyncpg
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 from aiokafka.consumer.fetcher import Fetcher, PartitionRecords
@@ -64,6 +65,8 @@ UNDOCUMENTED: Final = (
     (asyncpg.protocol.Protocol, "connection_lost"),
     (asyncpg.protocol.Protocol, "get_settings"),
     (aiokafka.conn.AIOKafkaConnection, "close"),
+    (pq.ParquetFile.__init__, "reader"),
+    (pq.ParquetReader, "iter_batches"),
     (aiokafka.AIOKafkaProducer.__init__, "client"),
     (aiokafka.client.AIOKafkaClient._metadata_update, "MetadataRequest"),
     *(
