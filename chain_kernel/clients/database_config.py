@@ -349,7 +349,7 @@ class DatabaseConfig(
         """Whether another server may be meant tomorrow: of several hosts, or of a name, which leads
         to several addresses, or to another one then.
         """
-        are_fixed = all(is_local(host) or _is_address(host) for host, _ in self.addresses)
+        are_fixed = all(is_local(host) or is_address(host) for host, _ in self.addresses)
         return "," in self.host or not are_fixed
 
     def for_writing(self) -> Self:
@@ -559,10 +559,11 @@ def is_local(host: str) -> bool:
     """Return whether `host` names this machine itself: a socket's folder, or loopback."""
     if host.startswith("/") or host in ("localhost", "ip6-localhost"):
         return True
-    return _is_address(host) and ipaddress.ip_address(host).is_loopback
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Return whether `host` is an address, which needs no look-up."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -22,7 +22,12 @@ from asyncpg.pgproto import pgproto
 from msgspec.structs import replace
 
 from chain_kernel.clients import abort
-from chain_kernel.clients.database_config import PINNED, server_name, warn_of_exposure
+from chain_kernel.clients.database_config import (
+    PINNED,
+    is_address,
+    server_name,
+    warn_of_exposure,
+)
 from chain_kernel.clients.postgres_errors import (
     DRIVER_ERRORS,
     PoolerFound,
@@ -52,7 +57,8 @@ if TYPE_CHECKING:
 
     Record: TypeAlias = asyncpg.Record
     Connection: TypeAlias = asyncpg.Connection[Record]
-    Place: TypeAlias = tuple[str, int, str]  # host, port and address
+    # Host, port and address; where its name was not resolved, why.
+    Place: TypeAlias = tuple[str, int, str | OSError]
     LogMessage: TypeAlias = asyncpg.PostgresLogMessage
 
 DriverUUID: Final = pgproto.UUID
@@ -251,7 +257,7 @@ async def primaries(
                 continue
             starts.add(server["started_at"])
             identity = ServerIdentity(server["system_identifier"], server["timeline"])
-        at = "" if address == host else f" at {address}"
+        at = f" at {address}" if isinstance(address, str) and address != host else ""
         found[server_name(host, port) + at] = identity
     return found
 
@@ -284,7 +290,8 @@ async def _first(
                 raise
             refusals.append((error, error))
         except DRIVER_ERRORS as error:
-            if isinstance(error, _HANG_UPS) and config.is_tls_certain:
+            is_hang_up = isinstance(error, _HANG_UPS) and config.is_tls_certain
+            if is_hang_up and isinstance(address, str):
                 error = await _alert(config, (host, port), address, share_end) or error
             refusal = connect_refusal(error, config, host, port)
             # What another server refuses says nothing of the one that is wanted.
@@ -468,7 +475,7 @@ def _hosts(places: Sequence[Place], config: DatabaseConfig) -> list[list[Place]]
     hosts: list[list[Place]] = []
     for _, each in groupby(places, key=itemgetter(0, 1)):
         of_name = list(each)
-        of_ipv6 = sum(":" in address for _, _, address in of_name)
+        of_ipv6 = sum(":" in str(address) for _, _, address in of_name)
         is_one = max(of_ipv6, len(of_name) - of_ipv6) == 1
         hosts += [of_name] if is_one else [[place] for place in of_name]
     return hosts
@@ -477,17 +484,24 @@ def _hosts(places: Sequence[Place], config: DatabaseConfig) -> list[list[Place]]
 async def _places(config: DatabaseConfig, within_seconds: float) -> list[Place]:
     """Return host, port and address of each server: as libpq, we try every address of a name.
 
-    A name that is not resolved within its share is its own address, and fails where it is tried.
+    A name that is not resolved within its share leads nowhere: were it looked up again where it is
+    tried, its first address would be taken alone, and the newest of several not be looked for.
     """
-    places = []
+    places: list[Place] = []
     for host, port in config.addresses:
-        found: list[Any] = []
-        if not host.startswith("/"):
-            with suppress(OSError):
-                async with asyncio.timeout(within_seconds / 2 / len(config.addresses)):
-                    found = await _resolve(host, port)
-        addresses = dict.fromkeys(each[4][0] for each in found)
-        places += [(host, port, address) for address in addresses or [host]]
+        if host.startswith("/") or is_address(host):
+            places.append((host, port, host))
+            continue
+        try:
+            async with asyncio.timeout(within_seconds / 2 / len(config.addresses)):
+                found = await _resolve(host, port)
+        except TimeoutError:
+            places.append((host, port, socket.gaierror(socket.EAI_AGAIN, "no answer in time")))
+        except OSError as error:
+            places.append((host, port, error))
+        else:
+            addresses = dict.fromkeys(each[4][0] for each in found)
+            places += [(host, port, address) for address in addresses]
     return places
 
 
@@ -515,10 +529,12 @@ async def _connect_one(
     config: DatabaseConfig,
     options: Mapping[str, Any],
     server: tuple[str, int],
-    address: str,
+    address: str | OSError,
     target: str,
 ) -> Connection:
     """Connect to one server. All that asyncpg would take from the environment is passed."""
+    if isinstance(address, OSError):
+        raise address
     password = config.read_password(*server)
     opening = _Opening(address)
     try:

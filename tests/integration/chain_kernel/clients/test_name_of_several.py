@@ -52,6 +52,8 @@ class Named(NamedTuple):
 
     pair: ServerPair
     addresses: list[str]
+    lost: list[OSError]
+    """What the next look-ups of the name raise, before it leads there."""
     dsn: str
 
     def config(
@@ -75,6 +77,7 @@ class Named(NamedTuple):
 
 
 OLD, NEW = "127.0.0.2", "127.0.0.3"
+NOT_RESOLVED = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
 
 @pytest.fixture
@@ -86,16 +89,27 @@ async def named(server_folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
             new = Proxy(pair.standby.config.port, postgres_requests, host=NEW, port=old.port)
             await stack.enter_async_context(new)
             addresses: list[str] = []
+            lost: list[OSError] = []
 
-            async def resolve(host: str, port: int) -> list[Any]:
+            async def resolve(host: str, port: int, **_: object) -> list[Any]:
                 assert host == NAME
+                if lost or not addresses:
+                    raise lost.pop() if lost else NOT_RESOLVED
                 stream = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
                 return [(*stream, (address, port)) for address in addresses]
 
-            monkeypatch.setattr(postgres, "_resolve", resolve)
+            monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
             password = pair.primary.config.passwords[SUPERUSER]
             dsn = f"postgresql://{SUPERUSER}:{password}@{NAME}:{old.port}/postgres?sslmode=disable"
-            yield Named(pair, addresses, dsn)
+            yield Named(pair, addresses, lost, dsn)
+
+
+async def ask(config: DatabaseConfig, statement: str) -> Any:
+    connection = await postgres.connect(config, application_name="test", within_seconds=10.0)
+    try:
+        return await connection.fetchval(statement)
+    finally:
+        connection.terminate()
 
 
 @pytest.mark.parametrize("order", [(OLD, NEW), (NEW, OLD)])
@@ -156,6 +170,24 @@ async def test_command_acts_on_the_newest_primary_behind_a_name(
     admin.terminate()
 
 
+async def test_name_that_is_not_resolved_leads_to_no_server(named: Named) -> None:
+    """A second look-up, by whom a connection is opened, would give its first address alone."""
+    named.pair.promote()
+    named.addresses[:] = [OLD, NEW]
+    database = named.config("primary").database
+    several = msgspec.structs.replace(database, host=f"{NAME},{NEW}")
+    for error, why in (
+        (NOT_RESOLVED, NOT_RESOLVED.strerror),
+        (TimeoutError(), "no answer in time"),
+    ):
+        named.lost.append(error)
+        with pytest.raises(ConnectError, match=rf"a host name that can be resolved \({why}\)"):
+            await ask(database, TIMELINE)
+        named.lost.append(error)
+        assert await ask(several, TIMELINE) == 2
+        assert await ask(database, TIMELINE) == 2
+
+
 async def test_servers_without_a_connection_left_are_known_as_such_behind_a_name(
     named: Named,
 ) -> None:
@@ -204,7 +236,7 @@ async def test_session_that_is_old_goes_on_where_no_other_is_to_be_had(
     idle = await connections.take()
     connections.give_back(idle)
     monkeypatch.setattr(sessions, "_LIFE_SECONDS", -1.0)
-    named.addresses.clear()  # the name is its own address then, which leads nowhere
+    named.addresses.clear()
     await session.fetch(PLACE)
     assert session.last is first
     assert await connections.take() is idle
