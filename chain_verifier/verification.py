@@ -57,8 +57,9 @@ _ALSO_FITTING: Final = {
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether Spark takes a file or folder of Parquet for one of its own, by its name."""
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+    """Return whether Spark leaves out a file or folder of this name: its own, or half a copy."""
+    is_own = name.startswith(".") or (name.startswith("_") and "=" not in name)
+    return is_own or name.endswith("._COPYING_")
 
 
 def require_columns(source: str, found: Mapping[str, str]) -> None:

@@ -552,6 +552,7 @@ def test_files_of_a_writer_are_no_rows_and_a_hidden_name_with_a_value_is_a_folde
     schema = pq.read_schema(tmp_path / "0.parquet")
     pq.write_metadata(schema, tmp_path / "_common_metadata")
     pq.write_metadata(schema, tmp_path / "_metadata")
+    (tmp_path / "0.parquet._COPYING_").write_bytes((tmp_path / "0.parquet").read_bytes())
     (tmp_path / "_day=2").mkdir()
     (tmp_path / "1.parquet").rename(tmp_path / "_day=2" / "1.parquet")
     report = agreed(ParquetSource(path=str(tmp_path)), head=HEAD)
