@@ -57,11 +57,10 @@ def open_files(spark: SparkSession, kind: str, path: str, *, text: str | None) -
     """
     place = literal_path(path)
     found = spark.read.format(kind).load(place)
-    listing = listed(spark, place, is_deep=False)
-    require_read(listing, files_below(spark, place))
+    require_read(listed(spark, place, is_deep=False), files_below(spark, place))
     if kind == "json":
         _require_whole_lines(spark, place)
-    if text is None or text not in folder_columns(listing):
+    if text is None or text not in folder_columns(spark, place):
         return found
     fields = {field.name: field.dataType for field in found.schema} | {text: StringType()}
     schema = StructType([StructField(name, of) for name, of in fields.items()])

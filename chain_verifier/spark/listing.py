@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
+from pyspark.sql.types import StringType, StructField, StructType
 
 from chain_verifier.verification import is_hidden
 
@@ -39,15 +40,19 @@ def require_read(listing: DataFrame, files: Sequence[str]) -> None:
 
 
 def listed(spark: SparkSession, path: str, *, is_deep: bool) -> DataFrame:
-    """Return one row per file that Spark reads, with the columns of folders `name=value`.
+    """Return one row per file that Spark reads.
 
     Spark lists the files of this format as those of any other, and opens none for their names.
-    `is_deep` takes those in all folders below, whose names are no columns then.
+    `is_deep` takes those in all folders below, also those that are no `name=value`.
     """
     reader = spark.read.format("binaryFile").option("recursiveFileLookup", is_deep)
     return reader.load(path)
 
 
-def folder_columns(listing: DataFrame) -> list[str]:
-    """Return the columns that folders `name=value` have in a listing."""
-    return listing.columns[4:]  # after path, modificationTime, length and content
+def folder_columns(spark: SparkSession, path: str) -> list[str]:
+    """Return the columns that folders `name=value` below a path have.
+
+    Beside one that no folder can name: one of the same name would take its place.
+    """
+    none = StructType([StructField("/", StringType())])
+    return spark.read.format("parquet").schema(none).load(path).columns[1:]  # it opens no file

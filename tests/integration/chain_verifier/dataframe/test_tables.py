@@ -102,10 +102,13 @@ def test_names_of_folders_are_keys_as_they_are_written_and_places_by_their_numbe
 ) -> None:
     for account in ("01", "1"):
         write(tmp_path / "keys" / f"acct={account}" / "a.parquet", 1, 2)
+        write(tmp_path / "a column of a list of files" / f"path={account}" / "a.parquet", 1, 2)
     write(tmp_path / "places" / "hour=2" / "a.parquet", 1, 2)
     write(tmp_path / "places" / "hour=10" / "a.parquet", 3)
     checked = ("verify", "--id", "seq", "--source")
     assert main([*checked, f"table:parquet:{tmp_path / 'keys'}", "--key", "acct"]) == 0
+    listed = tmp_path / "a column of a list of files"
+    assert main([*checked, f"table:parquet:{listed}", "--key", "path"]) == 0
     assert main([*checked, f"table:parquet:{tmp_path / 'places'}", "--order", "hour"]) == 0
 
 
