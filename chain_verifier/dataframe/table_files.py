@@ -44,7 +44,37 @@ def open_table(spark: SparkSession, name: str) -> DataFrame:
         raise OSError(f"its option {found[0]} leaves rows out")
     if str(known.get("Provider")).lower() == "json":
         raise OSError("files of JSON are named as json:PATH: only so each line is read to its end")
+    if known.get("Partition Provider") == "Catalog":
+        _require_partitions(spark, name, table)
     return table
+
+
+def _require_partitions(spark: SparkSession, name: str, table: DataFrame) -> None:
+    """Raise OSError for a partition whose folder is gone: Spark reads the others, without a word.
+
+    Where a file is read in the folder of its name, it is there; the others are looked up.
+    """
+    try:
+        partitions = [row[0] for row in spark.sql(f"SHOW PARTITIONS {name}").collect()]
+        depth = partitions[0].count("/") + 1 if partitions else 0
+        files = (file.split("/") for file in table.inputFiles())
+        read = {unquote("/".join(parts[-depth - 1 : -1])) for parts in files}
+        others = [_place_of(spark, name, each) for each in partitions if each not in read]
+        if others:
+            spark.read.format("binaryFile").load(others).schema  # noqa: B018 - as above
+    except SPARK_ERRORS as error:
+        raise OSError(f"a partition of it cannot be read: {spark_reason(error)}") from error
+
+
+def _place_of(spark: SparkSession, name: str, partition: str) -> str:
+    values = []
+    for part in partition.split("/"):
+        column, _, value = part.partition("=")
+        text = unquote(value).replace("\\", "\\\\").replace("'", "\\'")
+        values.append(f"`{unquote(column)}` = '{text}'")
+    described = spark.sql(f"DESCRIBE TABLE EXTENDED {name} PARTITION ({', '.join(values)})")
+    places = [row["data_type"] for row in described.collect() if row["col_name"] == "Location"]
+    return literal_path(places[0])  # the table's own comes after it
 
 
 def open_files(spark: SparkSession, kind: str, path: str, *, text: str | None) -> DataFrame:

@@ -138,6 +138,27 @@ def test_table_whose_options_leave_rows_out_is_refused(
     assert error.count("\n") == 1
 
 
+def test_partition_of_the_catalog_whose_folder_is_gone_is_refused(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = f"PARTITIONED BY (account, day) LOCATION '{tmp_path / 'a[1]'}' OPTIONS (comment '')"
+    spark.sql(f"CREATE TABLE parted (seq BIGINT, account STRING, day INT) USING csv {made}")
+    try:
+        rows = "(1, 'a', 1), (1, 'b/''%', 1), (1, NULL, NULL)"
+        spark.sql(f"INSERT INTO parted SELECT * FROM VALUES {rows}")  # noqa: S608
+        spark.sql("ALTER TABLE parted ADD PARTITION (account = 'is empty', day = 1)")
+        checked = ["verify", "--id", "seq", "--source", "table:parted", "--key", "account"]
+        assert main(checked) == 0
+        for gone in ("account=is empty", "account=a"):
+            (tmp_path / "a[1]" / gone).rename(tmp_path / "aside")
+            spark.catalog.refreshTable("parted")
+            assert main(checked) == 2
+            assert f"{gone}/day=1" in capsys.readouterr().err
+            (tmp_path / "aside").rename(tmp_path / "a[1]" / gone)
+    finally:
+        spark.sql("DROP TABLE parted")
+
+
 def test_empty_file_is_refused(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
