@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
 _LEAVING_OUT: Final = re.compile(
     r"(ignoreCorruptFiles|ignoreMissingFiles|ignoreInvalidPartitionPaths)=true"
-    r"|mode=dropMalformed|(pathGlobFilter|modifiedBefore|modifiedAfter)=[^,\]]*",
+    r"|(orc\.skip\.corrupt\.data|ignore\.inputs\.without\.extension)=true"
+    r"|mode=dropMalformed|ignoreExtension=false"
+    r"|(pathGlobFilter|modifiedBefore|modifiedAfter|pathFilter\.class)=[^,\]]*"
+    r"|(?<![\w.])comment=(?!, |\](?!\])).",  # none, if it is empty
     re.IGNORECASE,
 )
-"""Options of a table by which Spark leaves rows of it out, without a word."""
+"""Options of a table by which Spark leaves rows of it out, without a word.
+
+`header` is none of them: by it, the owner says that the first line of each file holds no row.
+"""
 
 
 def open_table(spark: SparkSession, name: str) -> DataFrame:

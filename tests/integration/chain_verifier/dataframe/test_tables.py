@@ -18,6 +18,9 @@ from pyspark.sql import SparkSession
 from chainctl.main import main
 from tests.integration.chain_verifier.cluster import spark_environment
 
+NO_LOGS = "org.apache.hadoop.mapred.OutputLogFilter"
+"""It leaves out files by their name."""
+
 
 def test_files_of_ones_own_are_checked_where_they_are(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -120,6 +123,11 @@ def test_names_of_folders_are_keys_as_they_are_written_and_places_by_their_numbe
         ("parquet", "pathGlobFilter 'a*'", "pathGlobFilter=a*"),
         ("orc", "modifiedAfter '2020-01-01T00:00:00'", "modifiedAfter="),
         ("csv", "mode 'dropMalformed'", "mode=dropMalformed"),
+        ("csv", "COMMENT '#', header 'true'", "COMMENT=#"),
+        ("csv", "comment ','", "comment=,"),
+        ("parquet", "ignoreExtension 'false'", "ignoreExtension=false"),  # of Avro
+        ("parquet", f"mapreduce.input.pathFilter.class '{NO_LOGS}'", f"pathFilter.class={NO_LOGS}"),
+        ("orc", "orc.skip.corrupt.data 'true'", "orc.skip.corrupt.data=true"),
         ("json", "x 'y'", "json:PATH"),
     ],
 )
