@@ -50,7 +50,8 @@ def open_table(spark: SparkSession, name: str) -> DataFrame:
         raise OSError(f"its option {found[0]} leaves rows out")
     if str(known.get("Provider")).lower() == "json":
         raise OSError("files of JSON are named as json:PATH: only so each line is read to its end")
-    if known.get("Partition Provider") == "Catalog":
+    # Each table of Hive has a provider, also without partitions.
+    if "# Partition Information" in known and known.get("Partition Provider") == "Catalog":
         _require_partitions(spark, name, table)
     return table
 

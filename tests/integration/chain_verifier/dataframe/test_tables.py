@@ -167,6 +167,33 @@ def test_partition_of_the_catalog_whose_folder_is_gone_is_refused(
         spark.sql("DROP TABLE parted")
 
 
+IN_HIVE = """
+from pyspark.sql import SparkSession
+from chainctl.main import main
+builder = SparkSession.builder.config("spark.sql.warehouse.dir", "w")
+spark = builder.enableHiveSupport().getOrCreate()
+spark.sql("CREATE TABLE flat (seq BIGINT) STORED AS TEXTFILE")
+spark.sql("CREATE TABLE parted (seq BIGINT) PARTITIONED BY (day INT) STORED AS TEXTFILE")
+for table in ("flat", "parted PARTITION (day = 1)"):
+    spark.sql(f"INSERT INTO {table} VALUES (1), (2)")
+for table in ("flat", "parted"):
+    assert main(["verify", "--id", "seq", "--source", f"table:{table}"]) == 0, table
+"""
+
+
+@pytest.mark.nightly
+def test_tables_of_hive_are_checked(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_HIVE],
+        env=spark_environment(os.environ),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done
+
+
 def test_empty_file_is_refused(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
