@@ -28,6 +28,7 @@ test: servers ## the tests of a merge, in JOBS=n processes with servers of their
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "not nightly" $(PYTEST_ARGS)
 
 nightly: servers ## every other test: each page, rivals, old servers, packaging (JOBS=n, PYTEST_ARGS="...")
+	@tools/test_servers.sh nightly
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m nightly $(PYTEST_ARGS)
 
 simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on, in JOBS=n processes)

@@ -10,6 +10,8 @@
 #   nginx          the proxy that is shipped, before the message service
 #   curl           the commands of the message service's page
 #
+# With `nightly`, and where npm is installed, also Quint, which runs the model of tests/judge/fence.qnt (45 MB in .venv).
+#
 # Wanted, not needed: what can not be installed is reported in one line, and its tests are skipped with a reason.
 # None of them is started here; tests start their own.
 set -euo pipefail
@@ -35,6 +37,19 @@ missing() {
   has curl || echo curl
 }
 
+install_quint() {
+  # Its copy of what is to be installed is made last: without it the next run begins again.
+  cmp -s tests/judge/package.json .venv/quint/installed.json && return
+  say "fetching Quint ..."
+  rm -rf .venv/quint && mkdir -p .venv/quint && cp tests/judge/package.json .venv/quint/
+  if npm install --prefix .venv/quint --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null 2>&1; then
+    cp tests/judge/package.json .venv/quint/installed.json
+  else
+    say "not installed: Quint; the tests that need it are skipped"
+  fi
+}
+
+if [ "${1:-}" = nightly ] && has npm; then install_quint; fi
 packages=$(missing | xargs)
 [ -n "$packages" ] || exit 0
 if can_install; then
