@@ -40,7 +40,13 @@ def last_states(tmp_path: Path, variant: str) -> tuple[bool, list[dict[str, Any]
     """Run a variant; return whether it kept its promises, and the last state of its stories."""
     options = [f"--main={variant}", "--invariant=promises", "--backend=typescript", "--seed=1"]
     options += [f"--max-samples={STORIES}", f"--max-steps={STEPS}", f"--n-traces={SHOWN}"]
-    command = [QUINT, "run", *options, f"--out-itf={tmp_path}/{{seq}}.json", SPECIFICATION]
+    command = [
+        str(QUINT),
+        "run",
+        *options,
+        f"--out-itf={tmp_path}/{{seq}}.json",
+        str(SPECIFICATION),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     is_kept = "[ok] No violation found" in done.stdout
     assert is_kept or "[violation]" in done.stdout, done.stdout + done.stderr
