@@ -51,7 +51,7 @@ from chain_kernel.sql import load_sql
 from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 
     from chain_kernel.clients.database_config import DatabaseConfig
 
@@ -198,6 +198,7 @@ async def connect(
     is_direct: bool = False,
     is_pooled: bool = False,
     server: ServerIdentity | None = None,
+    was_replaced: Callable[[ServerIdentity], bool] | None = None,
 ) -> Connection:
     """Return a new connection to the first acceptable server of those that `config` names.
 
@@ -209,7 +210,8 @@ async def connect(
     `server` accepts that one alone. Else, where `config` wants the newest of several hosts, or of a
     name with several addresses, each is asked, and the one on the highest timeline is taken: of two
     that say that they are the primary, the other one was replaced. None is taken where two servers
-    are on that timeline (SeveralPrimaries).
+    are on that timeline (SeveralPrimaries). One that `was_replaced` by a primary that is not among
+    them is taken only where no other answers.
     The first connection to a host where another machine may pose as the server logs a warning.
     Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
     pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound.
@@ -225,7 +227,7 @@ async def connect(
         hosts = _hosts(places, config)
         if server is None and config.wants_newest and len(hosts) > 1 and not is_pooled:
             opening = {each[0]: _first(config, options, each, end, is_direct) for each in hosts}
-            return await _newest(config, opening, end)
+            return await _newest(config, opening, end, was_replaced)
         return await _first(config, options, places, end, is_direct, server)
     except SettingError as error:
         # The config has read its files before: one that is being replaced is there again soon.
@@ -307,16 +309,20 @@ async def _newest(
     config: DatabaseConfig,
     opening: Mapping[Place, Coroutine[Any, Any, Connection]],
     end: float,
+    was_replaced: Callable[[ServerIdentity], bool] | None = None,
 ) -> Connection:
     """Return the connection to the server on the highest timeline; the others are ended.
 
-    `opening` is by the first place of each host.
+    `opening` is by the first place of each host. See `connect` for `was_replaced`.
     """
     tasks = {host: asyncio.ensure_future(_with_server(each)) for host, each in opening.items()}
     newest: tuple[Connection, Record] | None = None
     try:
         answered = await _answers(tasks, end)
-        newest = max(answered, key=lambda each: each[1]["timeline"] or 0, default=None)
+        good = [
+            each for each in answered if not (was_replaced and was_replaced(_identity(each[1])))
+        ]
+        newest = max(good or answered, key=lambda each: each[1]["timeline"] or 0, default=None)
         if newest is not None:
             _require_one(newest, answered, config)
         _end(tasks.values(), but=newest)
@@ -354,28 +360,60 @@ def _end(
 async def _answers(
     tasks: Mapping[Place, asyncio.Future[tuple[Connection, Record]]], end: float
 ) -> list[tuple[Connection, Record]]:
-    """Return what each of `tasks`, by host, has found by `end`, or soon after another."""
+    """Return what each of `tasks`, by host, has found by `end`, or soon after another.
+
+    A refusal that is final is waited for no longer than an answer is.
+    """
     loop = asyncio.get_running_loop()
     lit = {task for host, task in tasks.items() if _DARK_UNTIL.get(host, -inf) <= loop.time()}
     waiting, last_end = set(tasks.values()), end
-    answered: list[tuple[Connection, Record]] = []
-    while waiting and (seconds := end - loop.time()) > 0:
-        done, waiting = await asyncio.wait(
-            waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-        )
-        answered += [task.result() for task in done if task.exception() is None]
-        if answered:
-            soon = loop.time() + (_OTHERS_SECONDS if waiting & lit else _DARK_SECONDS)
-            # A loop that was late has left no time for an answer.
-            end = min(last_end if loop.time() - end >= _LATE_SECONDS else end, soon)
-    for host in [each for each, until in _DARK_UNTIL.items() if until <= loop.time()]:
-        del _DARK_UNTIL[host]
-    for host, task in tasks.items():
-        if task not in waiting:
+    first_at, was_late = inf, False
+    try:
+        while waiting and (seconds := end - loop.time()) > 0:
+            done, waiting = await asyncio.wait(
+                waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if any(map(_is_final, done)):
+                first_at = min(first_at, loop.time())
+            if first_at < inf:
+                soon = loop.time() + (_OTHERS_SECONDS if waiting & lit else _DARK_SECONDS)
+                # A loop that was late has left no time for an answer. One that always is gets no
+                # more.
+                is_late = loop.time() - end >= _LATE_SECONDS
+                end = min(last_end if is_late and not was_late else end, soon)
+                was_late = was_late or is_late
+    finally:
+        # Who gives up earlier than we do must not wait for the same host each time.
+        was_heard = loop.time() - first_at < _DARK_SECONDS
+        is_fair = not was_heard and (was_late or loop.time() - end < _LATE_SECONDS)
+        _keep_dark(tasks, lit if is_fair else set())
+    return [
+        task.result() for task in tasks.values() if task not in waiting and task.exception() is None
+    ]
+
+
+def _is_final(task: asyncio.Future[Any]) -> bool:
+    """Return whether a host has answered, or refused what no other one would be asked after it."""
+    error = task.exception()
+    cause = error and error.__cause__
+    is_refused = isinstance(cause, Exception) and not may_another_do(cause)
+    return error is None or isinstance(error, PoolerFound) or is_refused
+
+
+def _keep_dark(tasks: Mapping[Place, asyncio.Future[Any]], silent: Set[Any]) -> None:
+    """Keep in mind which hosts are silent: those whose tasks are in `silent`, and go on.
+
+    Loops of several threads share what is kept.
+    """
+    now = asyncio.get_running_loop().time()
+    for host, until in list(_DARK_UNTIL.items()):
+        if until <= now:
             _DARK_UNTIL.pop(host, None)
-        elif task in lit and answered and loop.time() - end < _LATE_SECONDS:
-            _DARK_UNTIL[host] = loop.time() + _DARK_FOR_SECONDS
-    return answered
+    for host, task in tasks.items():
+        if task.done():
+            _DARK_UNTIL.pop(host, None)
+        elif task in silent:
+            _DARK_UNTIL[host] = now + _DARK_FOR_SECONDS
 
 
 def _require_one(
@@ -424,7 +462,10 @@ async def server_identity(connection: Connection) -> ServerIdentity:
 
     Raises what the driver raises.
     """
-    found = await connection.fetchrow(_SQL["server_identity"])
+    return _identity(await connection.fetchrow(_SQL["server_identity"]))
+
+
+def _identity(found: Record) -> ServerIdentity:
     return ServerIdentity(found["system_identifier"], found["timeline"] or 0)
 
 

@@ -78,13 +78,18 @@ def require_newest(found: ServerIdentity) -> None:
     what is read there may never have been acknowledged. A standby has no timeline of its own.
     """
     newest = _NEWEST.setdefault(found.system_identifier, found)
-    if 0 < found.timeline < newest.timeline:
+    if _was_replaced(found):
         raise RetryError(
             f"a primary that was replaced ({found}) answers, not the new ({newest}); if that is "
             "meant, as with a restored backup, restart this process"
         )
     if found.timeline > newest.timeline:
         _NEWEST[found.system_identifier] = found
+
+
+def _was_replaced(found: ServerIdentity) -> bool:
+    newest = _NEWEST.get(found.system_identifier, found)
+    return 0 < found.timeline < newest.timeline
 
 
 async def _stay_with_newest(connection: Connection) -> None:
@@ -96,7 +101,7 @@ async def _stay_with_newest(connection: Connection) -> None:
 def is_replaced(connection: Connection) -> bool:
     """Return whether a newer primary than that of `connection` is known by now."""
     found = _SERVERS.get(connection)
-    return found is not None and 0 < found.timeline < _NEWEST[found.system_identifier].timeline
+    return found is not None and _was_replaced(found)
 
 
 def check_server(connection: Connection) -> None:
@@ -560,6 +565,8 @@ async def open_connection(
 
     Raises what `connect` raises; SchemaError where it would not see each row of its tables.
     """
+    # A leader's sessions know the server of its term instead.
+    stays = config.database.may_move and (config.watches_standby or config.role == GAP_READER)
     connection = await connect(
         config.database,
         application_name=config.application_name,
@@ -569,6 +576,7 @@ async def open_connection(
         is_direct=config.pooler != "ignored" and not is_pooled,
         is_pooled=is_pooled,
         server=server,
+        was_replaced=_was_replaced if stays else None,
     )
     tables = chain_tables() if config.tables is None else config.tables
     # A pooler keeps a client at one server only within a transaction.
@@ -576,9 +584,7 @@ async def open_connection(
     try:
         async with asyncio.timeout(config.connect_within), together:
             await require_sight(connection, tables)
-            # A leader's sessions know the server of its term instead.
-            stays = config.watches_standby or config.role == GAP_READER
-            if stays and config.database.may_move:
+            if stays:
                 await _stay_with_newest(connection)
     except BaseException as error:
         connection.terminate()

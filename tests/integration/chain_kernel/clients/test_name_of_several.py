@@ -30,6 +30,7 @@ from chain_kernel.errors import (
     RetryError,
     SchemaError,
 )
+from chain_kernel.model import ServerIdentity
 from chain_kernel.sql import AUDITOR, GAP_READER, schema_sql
 from chainctl.commands.doctor import look_at_hosts
 from chainctl.database import SQL, acting_on
@@ -131,6 +132,20 @@ async def test_session_goes_to_the_newest_primary_behind_a_name(
     for session in sessions_of:
         assert await session.fetch(TIMELINE) == [(2,)]
         await session.close()
+
+
+async def test_reader_goes_to_a_standby_where_only_a_primary_that_was_replaced_is_there(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named.addresses[:] = [OLD, NEW]
+    its = await ask(named.config().database, "SELECT system_identifier FROM pg_control_system()")
+    monkeypatch.setitem(sessions._NEWEST, its, ServerIdentity(its, 2))
+    session = Session(named.config(role=GAP_READER))
+    assert await session.fetch(PLACE) == [(named.pair.standby.config.port,)]
+    await session.close()
+    named.addresses[:] = [OLD, OLD]
+    with pytest.raises(RetryError, match="a primary that was replaced"):
+        await session.fetch(PLACE)
 
 
 @pytest.mark.parametrize("order", [(OLD, NEW), (NEW, OLD)])

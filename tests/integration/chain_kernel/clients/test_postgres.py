@@ -19,7 +19,7 @@ from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 from tests.builders.standbys import standby_of
 from tests.certificates import Authority, pkcs8
-from tests.deadlines import LONG_SECONDS
+from tests.deadlines import LONG_SECONDS, deadline
 from tests.secured_postgres import (
     CERTIFIED,
     TRADER,
@@ -230,15 +230,15 @@ async def test_host_that_was_silent_delays_no_further_connect(
     secured: SecuredPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with silent_server() as port:
-        config = secured.right(
-            host="localhost,localhost",
-            port=f"{port},{secured.port}",
-            target_session_attrs="primary",
-        )
-        monkeypatch.setattr(postgres, "_OTHERS_SECONDS", 0.2)
+        both = {"host": "localhost,localhost", "port": f"{port},{secured.port}"}
+        config = secured.right(**both, target_session_attrs="primary")
+        monkeypatch.setattr(postgres, "_OTHERS_SECONDS", 0.3)
         assert await ask(config, "SELECT 1") == 1
         monkeypatch.setattr(postgres, "_OTHERS_SECONDS", 2 * LONG_SECONDS)
         assert await ask(config, "SELECT 1") == 1
+        wrong = secured.right(**both, target_session_attrs="primary", password="another")
+        async with deadline():
+            assert "wrong user or password" in await refused(wrong, seconds=2 * LONG_SECONDS)
 
 
 async def test_each_address_of_a_name_is_tried(
