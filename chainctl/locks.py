@@ -11,6 +11,7 @@ from chain_kernel.sql import load_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+    from datetime import datetime
 
     from chain_kernel.clients.session import SessionConfig
     from chain_kernel.model import ServerIdentity
@@ -39,8 +40,8 @@ async def naming_lock_holders(
 
     found: list[str] = []
     server = await server_identity(connection) if config.database.may_move else None
-    process_id = connection.get_server_pid()
-    watch = asyncio.create_task(_give_up_lock_wait(config, process_id, server, found))
+    backend = connection.get_server_pid(), await connection.fetchval(_SQL["server_started_at"])
+    watch = asyncio.create_task(_give_up_lock_wait(config, backend, server, found))
     try:
         yield
     except Exception as error:
@@ -53,9 +54,14 @@ async def naming_lock_holders(
 
 
 async def _give_up_lock_wait(
-    config: SessionConfig, process_id: int, server: ServerIdentity | None, found: list[str]
+    config: SessionConfig,
+    backend: tuple[int, datetime],
+    server: ServerIdentity | None,
+    found: list[str],
 ) -> None:
-    """Cancel the statement of `process_id` once it waits too long, after `found` says for whom.
+    """Cancel the statement of `backend` once it waits too long, after `found` says for whom.
+
+    It is known by its process and the start of its server: standbys have one identity.
 
     It looks over a second connection to its `server` while the first one waits: afterwards that
     does not know any more who was in the way. Where it cannot connect, the statement's own deadline
@@ -69,10 +75,10 @@ async def _give_up_lock_wait(
         await asyncio.sleep(LOCK_SECONDS)
         async with session.connected(config, server=server) as connection:
             while not found:
-                holders = await connection.fetch(_SQL["lock_holders"], process_id, LOCK_SECONDS)
+                holders = await connection.fetch(_SQL["lock_holders"], *backend, LOCK_SECONDS)
                 if holders:
                     found.append(_lock_text(holders))
-                    await connection.execute(_SQL["cancel_statement"], process_id)
+                    await connection.execute(_SQL["cancel_statement"], backend[0])
                 else:
                     await asyncio.sleep(_LOCK_LOOK_SECONDS)
 

@@ -1,5 +1,9 @@
--- lock_holders: for whom a backend has waited longer than so many seconds, those first that do not
--- wait themselves; process 0 is a prepared transaction, and others' queries may be hidden
+-- server_started_at: one server has it, of several standbys too
+SELECT pg_postmaster_start_time()
+
+-- lock_holders: for whom a backend of the server that started then has waited longer than so many
+-- seconds, those first that do not wait themselves; process 0 is a prepared transaction, and others'
+-- queries may be hidden
 WITH RECURSIVE holder AS (
        SELECT unnest(pg_blocking_pids($1)) AS pid
        UNION
@@ -16,7 +20,8 @@ SELECT coalesce(wanted.relation, (SELECT relation FROM pg_locks AS tuple
  CROSS JOIN holder
   LEFT JOIN pg_stat_activity AS activity ON activity.pid = holder.pid
  WHERE wanted.pid = $1 AND NOT wanted.granted
-   AND wanted.waitstart < clock_timestamp() - make_interval(secs => $2)
+   AND pg_postmaster_start_time() = $2
+   AND wanted.waitstart < clock_timestamp() - make_interval(secs => $3)
  ORDER BY is_waiting, holder.pid
 
 -- cancel_statement: end what a backend of this login does now

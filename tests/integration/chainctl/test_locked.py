@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -17,6 +18,7 @@ from chainctl.console.state_reader import StateReader
 from chainctl.settings import Settings
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
+from tests.deadlines import deadline
 from tests.integration.chainctl.conftest import Call
 from tests.integration.chainctl.runbooks import sql
 
@@ -91,6 +93,29 @@ def test_lock_of_one_row_and_a_login_that_may_not_see_queries(
     auditor = {"CHAINCTL_DATABASE": postgres_server.dsn(AUDITOR, database_name)}
     line = call("status", "--chain", 1, settings=auditor).err
     assert f"process {locked_by} of {SUPERUSER} (psql), whose query this login may not see" in line
+
+
+def test_backend_of_the_same_number_on_another_server_is_not_ours(
+    locked: Any, runner: asyncio.Runner, postgres_server: PostgresServer, database_name: str
+) -> None:
+    process_id = locked("SELECT pg_advisory_xact_lock(1)")
+
+    async def look() -> None:
+        dsn = postgres_server.dsn(SUPERUSER, database_name)
+        ours, other = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+        waiting = asyncio.ensure_future(ours.execute("SELECT pg_advisory_lock(1)"))
+        started_at = await other.fetchval(chainctl.locks._SQL["server_started_at"])
+        look = chainctl.locks._SQL["lock_holders"], ours.get_server_pid()
+        async with deadline():
+            while not (holders := await other.fetch(*look, started_at, 0.0)):
+                pass
+        assert [each["pid"] for each in holders] == [process_id]
+        assert await other.fetch(*look, started_at + timedelta(seconds=1), 0.0) == []
+        ours.terminate()
+        await asyncio.wait([waiting])
+        await other.close()
+
+    runner.run(look())
 
 
 def test_console_under_a_lock_names_its_holder(
