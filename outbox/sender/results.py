@@ -209,7 +209,9 @@ class ConfirmIntake:
 
     def __post_init__(self) -> None:
         self.reads_since: float | None = None
-        """Since when it reads without a break, by the loop's clock."""
+        """Since when it reads without a break, by the loop's clock. None while it has no partition:
+        before the group has given it one, or where other relays have them all.
+        """
         self._kafka = KafkaConfig.of(self.config.kafka)
         self._changed = asyncio.Event()
         self._confirm_key: bytes | None = None
@@ -253,7 +255,6 @@ class ConfirmIntake:
                 there = await self._there(consumer, topics)
             if there:
                 consumer.subscribe(there)
-                self.reads_since = asyncio.get_running_loop().time()
                 await self._take_all(consumer, topics, there)
             elif not self._changed.is_set():
                 with suppress(TimeoutError):
@@ -305,6 +306,7 @@ class ConfirmIntake:
                 consumer.seek(error.at, min(error.next_offset, ends[error.at]))
                 is_ahead = True
                 continue
+            self._note_since(consumer)
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
             is_ahead = is_ahead or bool(records)
@@ -318,6 +320,12 @@ class ConfirmIntake:
                 committed_at, is_ahead = loop.time(), False
             if records and taken < _GATHERED:
                 await asyncio.sleep(_GATHER_SECONDS)
+
+    def _note_since(self, consumer: AIOKafkaConsumer) -> None:
+        if not consumer.assignment():
+            self.reads_since = None
+        elif self.reads_since is None:
+            self.reads_since = asyncio.get_running_loop().time()
 
     async def take(self, records: Iterable[ConsumerRecord]) -> int:
         """Write what records of a confirm topic say, and keep the progress that they report.

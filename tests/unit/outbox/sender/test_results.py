@@ -30,6 +30,7 @@ class Topic:
     def __init__(self, *offsets: int | None) -> None:
         self._offsets = iter(offsets)
         self.is_read = asyncio.Event()
+        self.partitions: set[int] = set()
 
     def consumer(self, *_arguments: object, **_options: object) -> Topic:
         """Stand for what makes a consumer: the next member."""
@@ -48,6 +49,9 @@ class Topic:
 
     def subscribe(self, topics: list[str]) -> None:
         assert topics == [f"{TOPIC}.confirms"]
+
+    def assignment(self) -> set[int]:
+        return self.partitions
 
     async def stop(self) -> None: ...
 
@@ -95,6 +99,7 @@ async def take_in(
     running = asyncio.create_task(intake.run())
     async with deadline():
         await topic.is_read.wait()
+    assert (intake.reads_since is not None) == bool(topic.partitions)
     running.cancel()
     await asyncio.wait([running])
     assert stats.retrying > 0
@@ -105,6 +110,7 @@ async def test_progress_that_was_not_written_is_forgotten_since_it_is_read_again
 ) -> None:
     # Another relay had the partition meanwhile, and has written and committed what came next.
     topic, store = Topic(7, None), Store()
+    topic.partitions.add(0)
     await take_in(monkeypatch, topic, store)
     assert not store.is_away
     assert store.saved == []
