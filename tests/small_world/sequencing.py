@@ -387,10 +387,10 @@ class Sequencing:
                 return None  # it ends, and says so
             assembly = assembler.resolve(entries, known)
         assembly.answer()
-        refused = {call: told for call, told in heard.items() if isinstance(told, OrderError)}
+        refused = {call: answer for call, answer in heard.items() if isinstance(answer, OrderError)}
         answers = tuple(
-            (call, tuple((ack.id, ack.pid) for ack in told))
-            for call, told in heard.items()
+            (call, tuple((ack.id, ack.pid) for ack in answer))
+            for call, answer in heard.items()
             if call not in refused
         )
         return assembly.batch, answers, tuple(refused.items())
