@@ -106,7 +106,7 @@ class Parts:
 
     def cancel(self, names: Collection[str]) -> None:
         """Cancel parts, each of them once: a second cancel would cut off the way it ends."""
-        for name in set(names) - self._cancelled:
+        for name in sorted(set(names) - self._cancelled):
             self._cancelled.add(name)
             self._expected.add(name)
             self._tasks[name].cancel()
@@ -196,6 +196,9 @@ async def endless(
         except LASTING:
             raise
         except passing as error:  # a server that restarts refuses connections, too
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                # A group of tasks that fails as it is cancelled raises its error alone.
+                raise asyncio.CancelledError from error
             refusal = None if kafka is None else lasting_refusal(error, kafka)
             if isinstance(refusal, TopicError):
                 raise refusal from error
