@@ -128,7 +128,13 @@ class SqlDatabase:
         await alive()
 
     def try_lock(self, transaction: SqlTransaction, name: Hashable) -> bool:
-        """Hold `name` until the transaction ends, unless another one has it."""
+        """Hold `name` until the transaction ends, unless another one has it.
+
+        Raises ConnectionDoesNotExistError where it has ended, as when its connection was closed
+        during a statement.
+        """
+        if transaction.is_over:
+            raise ConnectionDoesNotExistError("connection was closed in the middle")
         if self._holders.setdefault(name, transaction) is not transaction:
             return False
         transaction.task = asyncio.current_task()
@@ -152,7 +158,7 @@ class SqlTransaction:
         self.tables: dict[str, Any] | None = None
         """Its own view of the user's tables, once it has used them."""
         self.task: asyncio.Task[Any] | None = None
-        self.is_broken = False
+        self.is_broken = self.is_over = False
         self._database = database
         self._done: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self._checks: list[tuple[int, Callable[[], None]]] = []
@@ -197,10 +203,12 @@ class SqlTransaction:
         for at_commit, _ in self._done:
             at_commit()
         self._done.clear()
+        self.is_over = True
         self._database.unlock(self)
 
     def end(self) -> None:
         """Roll back, and release all locks."""
+        self.is_over = True
         self.roll_back()
         self._database.unlock(self)
 
