@@ -179,7 +179,7 @@ class CallbackService:
 
         while True:
             rows = await self._session.fetch(SQL["senders"], self._now(), state)
-            for sender in {row["sender"] for row in rows} - serving:
+            for sender in sorted({row["sender"] for row in rows} - serving):
                 serving.add(sender)
                 tasks.create_task(serve(sender))
             await asyncio.sleep(self._config.round_seconds)

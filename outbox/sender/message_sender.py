@@ -94,9 +94,10 @@ class TopicTroubles:
     """The topics in trouble, by name. There are at most as many as topics of destinations."""
 
     def __init__(
-        self, now: Callable[[], float] = time.monotonic, random: Random | None = None
+        self, now: Callable[[], float] | None = None, random: Random | None = None
     ) -> None:
-        self._now = now
+        """`now`: seconds of a clock that never goes back; by default that of the running loop."""
+        self._now = now or (lambda: asyncio.get_running_loop().time())
         self._random = random
         self._known: dict[str, _Known] = {}
         self.changed = asyncio.Event()

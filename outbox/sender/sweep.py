@@ -5,8 +5,8 @@ A delivery that has become abnormal needs a person: it is logged as an error, an
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -79,7 +79,7 @@ class Sweep:
         them.
         """
         looked_at = 0
-        began = time.monotonic()
+        began = asyncio.get_running_loop().time()
         floor = _ALL if everything else self._floor(began)
         while not self.parcel_sender.is_broker_away:
             share, leaves_out = self.parcel_sender.share(self.config.sweep_rows_max)
@@ -96,9 +96,9 @@ class Sweep:
         if self._base is None or now - self._everything_at >= late:
             self._everything_at = now
             return _ALL
-        at, monotonic = self._base
+        at, its_time = self._base
         # Not from now: nothing was swept while the broker was away.
-        return at + timedelta(seconds=self._complete_at - monotonic - late)
+        return at + timedelta(seconds=self._complete_at - its_time - late)
 
     async def _round(self, floor: datetime, share: Share) -> tuple[int, bool]:
         """Claim one round; return the rows looked at, and whether there may be more."""
@@ -107,7 +107,7 @@ class Sweep:
         async with self.store.sweep() as connection:
             sweep_round = SweepRound(connection)
             if floor == _ALL:
-                self._base = (await sweep_round.now(), time.monotonic())
+                self._base = (await sweep_round.now(), asyncio.get_running_loop().time())
             due = await sweep_round.due(floor, share)
             if not due:
                 return 0, False
