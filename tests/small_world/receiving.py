@@ -165,7 +165,7 @@ class Receiving:
 
     def _hand_on(
         self, receiver: Receiver, core: ReceiveCore, run: Run, seen: Seen, place: Place
-    ) -> Any:
+    ) -> Gone:
         """Hand `run` on; its effect and its checkpoint are one transaction.
 
         It happens at once: a crash in between is one before the run, and the checkpoint is compared
@@ -211,8 +211,8 @@ class Receiving:
             is_next = isinstance(decision, Deliver)
             run = (core.deliver if is_next else core.deliver_new_part)(header, record)
             if isinstance(run, Run):
-                for then, *after in self._hand_on(receiver, core, run, seen, place):
-                    yield f"{said}; {then}", *after
+                for then, after, moved in self._hand_on(receiver, core, run, seen, place):
+                    yield f"{said}; {then}", after, moved
         elif isinstance(decision, InStep):
             yield said, receiver.now(core), place
         elif isinstance(decision, Fill):
