@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import msgspec
 import pytest
 
 from local_stack import PostgresServer, PostgresServerConfig
@@ -93,48 +92,6 @@ def test_prepare_roles_twice_changes_nothing(postgres_server: PostgresServer) ->
     before = postgres_server.execute(query)
     postgres_server.prepare_roles()
     assert postgres_server.execute(query) == before
-
-
-def test_stop_and_start_keeps_data_and_takes_another_setting(server: PostgresServer) -> None:
-    server.execute("CREATE TABLE kept AS SELECT 42 AS x")
-    server.stop()
-    assert not server.is_running()
-    assert not server.is_answering()
-    config = msgspec.structs.replace(server.config, settings={"max_connections": "17"})
-    with PostgresServer(config) as again:
-        assert again.execute("SELECT x FROM kept") == "42"
-        assert again.execute("SHOW max_connections") == "17"
-
-
-async def test_kill_with_a_busy_backend_ends_its_connection_and_a_start_recovers(
-    server: PostgresServer,
-) -> None:
-    server.execute("CREATE TABLE kept AS SELECT 42 AS x")
-    connection = await asyncpg.connect(server.dsn())
-    with socket.create_connection((LOOPBACK, server.config.port)):
-        server.kill()
-        assert not server.is_running()
-        server.start()
-    with pytest.raises((asyncpg.ConnectionDoesNotExistError, ConnectionError, OSError)):
-        await connection.execute("SELECT 1")
-    connection.terminate()
-    assert server.execute("SELECT x FROM kept") == "42"
-    log = server.log_path.read_text()
-    assert "was not properly shut down; automatic recovery in progress" in log
-
-
-def test_frozen_server_answers_nothing_until_it_is_thawed_or_killed(
-    server: PostgresServer,
-) -> None:
-    server.freeze()
-    assert server.is_running()
-    assert not server.is_answering(timeout_s=1)
-    server.thaw()
-    assert server.is_answering()
-    server.freeze()
-    server.kill()
-    server.start()
-    assert server.execute("SELECT 1") == "1"
 
 
 def test_start_on_a_taken_port_says_so(server_folder: Path) -> None:

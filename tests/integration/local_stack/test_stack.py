@@ -109,15 +109,6 @@ def test_stack_up_with_a_port_taken_meanwhile_moves(stack: LocalStack) -> None:
     assert f"Port {port} is taken by another program" in lines[0]
 
 
-def test_stack_that_was_never_up(stack: LocalStack) -> None:
-    stack.down()
-    stack.reset()
-    assert stack.status().servers == ()
-    assert not stack.directory.exists()
-    with pytest.raises(StackMissing):
-        stack.dsn()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as somebody else")
 def test_stack_of_another_user_is_refused_in_one_line(stack: LocalStack) -> None:
     stack.up()
