@@ -9,8 +9,6 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from msgspec.structs import replace
-
 from chain_kernel.frame import FrameHeader, encode_frame
 from chain_kernel.model import ChainHead, Event, FrameTerm, Mark, Run
 from chain_kernel.seal import Batch, genesis_seal
@@ -123,7 +121,7 @@ class Chain:
         return (newest, *self.older_terms)
 
     def head(self) -> ChainHead:
-        return replace(head_of(self), topic=f"orderchain.{self.chain_id}")
+        return head_of(self)
 
     def headers(
         self, batch: Batch, slice_rows: int = 1_000

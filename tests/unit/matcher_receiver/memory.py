@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
+
+from msgspec import structs
 
 from chain_kernel.errors import (
     CheckpointLost,
     HaltError,
-    NotYetReadable,
-    RetryError,
-    RowsMissing,
-    SealMismatch,
     StillHalted,
 )
 from chain_kernel.model import Gap, Mark, Run, Standing
-from chain_kernel.testing.memory_receiver import rows_ahead
+from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
+from chain_kernel.testing.memory_receiver import MemoryGapSource
 from tests.builders.chains import Chain
 
 
-class MemorySource:
-    """GapSource over a `Chain`."""
+class MemorySource(MemoryGapSource):
+    """A `MemoryGapSource` over a `Chain`; its runs name the server that they come from."""
 
     def __init__(self, chain: Chain, *, page_rows: int = 5) -> None:
+        super().__init__(self._visible, page_rows=page_rows, ask=self._answered)
         self.chain = chain
-        self.page_rows = page_rows
-        self.is_primary = True
         self.lag_batches = 0
         self.before_read: Callable[[], None] = lambda: None
         """Called before each reading; it may raise."""
@@ -36,36 +36,22 @@ class MemorySource:
         """The same for each reading of rows."""
         self.read_seconds = 0.0
         self.reads = 0
-        self.is_closed = False
 
     def _visible(self) -> Chain:
         if not self.lag_batches:
             return self.chain
-        lagging = Chain(self.chain.chain_id, self.chain.database_id)
-        lagging.epoch, lagging.nonce = self.chain.epoch, self.chain.nonce
-        lagging.older_terms = self.chain.older_terms
-        lagging.batches = self.chain.batches[: -self.lag_batches]
-        return lagging
+        return dataclasses.replace(self.chain, batches=self.chain.batches[: -self.lag_batches])
 
-    @property
-    def chain_id(self) -> int:
-        return self.chain.chain_id
+    async def _answered(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        await asyncio.sleep(self.read_seconds)
+        self.before_read()
+        if work.__name__ == "page":
+            self.before_page()
+        return await work()
 
     async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
         self.reads += 1
-        await asyncio.sleep(self.read_seconds)
-        self.before_read()
-        chain = self._visible()
-        mark = chain.mark(at_id) if at_id == 0 or at_id in chain.ids else None
-        asked = None if batch_id is None else chain.mark(batch_id)
-        return Standing(
-            head=chain.head(),
-            mark=mark,
-            is_primary=self.is_primary,
-            terms=chain.terms,
-            batch_seal=asked.seal if asked is not None and asked.is_batch_end else None,
-            rows_ahead=rows_ahead(chain, at_id),
-        )
+        return await super().standing(at_id, batch_id)
 
     async def row_at_or_before(self, until_id: int) -> int:
         await asyncio.sleep(self.read_seconds)
@@ -79,73 +65,22 @@ class MemorySource:
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncGenerator[Run, None]:
-        standing = await self.standing(after.id, after.batch_last_id)
-        if standing.mark is None or standing.batch_seal != after.seal:
-            if not self.is_primary:
-                raise NotYetReadable(after.batch_last_id, after.id)
-            found = standing.batch_seal or b""
-            raise SealMismatch(self.chain.chain_id, after.id, after.seal, found)
-        if from_primary and not self.is_primary:
-            raise NotYetReadable(after.id, until_id)
-        try:
-            while after.id < until_id:
-                await asyncio.sleep(self.read_seconds)
-                self.before_read()
-                self.before_page()
-                chain = self._visible()
-                events = [event for event in chain.events if after.id < event.id <= until_id]
-                if not events:
-                    if not self.is_primary:
-                        raise NotYetReadable(after.id, until_id)
-                    raise RowsMissing(chain.chain_id, after.id, until_id)
-                page = events[: self.page_rows]
-                source = "primary" if self.is_primary else "standby"
-                end = chain.mark(page[-1].id)
-                run = Run(chain_id=chain.chain_id, events=page, end=end, source=source)
-                yield run
-                after = run.end
-        finally:
-            await asyncio.sleep(self.read_seconds)  # as awkward at its end as the real one
-
-    async def close(self) -> None:
-        self.is_closed = True
+        source = "primary" if self.is_primary else "standby"
+        async with aclosing(super().runs(after, until_id, from_primary=from_primary)) as runs:
+            async for run in runs:
+                yield structs.replace(run, source=source)
 
 
-class MemoryFrames:
-    """FrameSource fed by hand."""
+class MemoryFrames(MemoryFrameSource):
+    """A `MemoryFrameSource` that is fed by hand."""
 
     def __init__(self) -> None:
-        self._queue: deque[bytes | None] = deque()
-        self._arrived = asyncio.Event()
-        self.is_down = False
-        self.is_started = False
+        super().__init__(MemoryLog())
         self.is_closed = False
 
-    def put(self, *records: bytes | None) -> None:
-        """Records reach the receiver, if it has started and the broker is there."""
-        if self.is_started and not self.is_down:
-            self._queue.extend(records)
-            self._arrived.set()
-
-    @property
-    def place(self) -> tuple[str, int] | None:
-        return None
-
-    async def start(self) -> None:
-        self.is_started = True
-
-    async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        if not self._queue:
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), timeout_seconds)
-            except TimeoutError:
-                if self.is_down:
-                    raise RetryError("the broker is down") from None
-                return []
-        found = list(self._queue)
-        self._queue.clear()
-        return found
+    def put(self, *records: Any) -> None:
+        """Records reach the receiver, if it has started."""
+        self.log.append(records)
 
     async def close(self) -> None:
         self.is_closed = True

@@ -69,7 +69,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "topic": (
         lambda _: {"frames": OtherTopic()},
-        f"topic and partition was .*{OTHER}.*, expected .*orderchain.{CHAIN_ID}",
+        f"topic and partition was .*{OTHER}.*, expected .*orders.{CHAIN_ID}",
     ),
 }
 
