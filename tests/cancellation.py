@@ -4,8 +4,6 @@
 that works for a call.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar

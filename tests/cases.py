@@ -1,7 +1,5 @@
 """Many small cases in one test, which names the case that failed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Certificates for servers and clients of one test run, made by an authority of its own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

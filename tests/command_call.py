@@ -1,7 +1,5 @@
 """Calls `chainctl` in the process of the tests, which need not start Python for it."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

@@ -1,7 +1,5 @@
 """Calls of `chainctl` in documents, units and manifests, and whether it takes them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """One commit, from its beginning to its outcome."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from chain_kernel.model import IntakeMark

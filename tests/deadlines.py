@@ -5,8 +5,6 @@ as there are processes per core, and is given that time. The load is looked at w
 reached: the average lags, and says little when a wait begins.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

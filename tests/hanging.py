@@ -5,8 +5,6 @@ what the tasks wait for. And its timer ends with a failure, so a clean-up might 
 Both timers stretch with the load of the machine (`deadlines.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import linecache
 import signal

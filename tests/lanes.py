@@ -6,8 +6,6 @@ In a module of the night, the tests with `pytest.mark.merge` do not wait.
 example of each thing that has many: one page run as typed, one demo, one Spark test per finding.
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 from pathlib import Path
 from typing import Final

@@ -3,8 +3,6 @@
 `pg_stat_activity` cannot say it there: what a transaction has read of it once stays as it was.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 WAITING: Final = """

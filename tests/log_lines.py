@@ -1,7 +1,5 @@
 """Lines of the log as events: a test waits until one comes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which event loop a test runs on: `chainctl` takes uvloop's, an embedder may have Python's own."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A broker that says of itself what Kafka 3.6.2 says, on loopback."""
 
-from __future__ import annotations
-
 import base64
 import socketserver
 import struct

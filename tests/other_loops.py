@@ -1,7 +1,5 @@
 """Calls from another thread, with an event loop of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """The code blocks of the documents, for the tests that check and run them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A real PgBouncer before a real PostgreSQL, pooling by transaction."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The pipes of a process that was started with them, and its signals."""
 
-from __future__ import annotations
-
 import os
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import Process

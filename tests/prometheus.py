@@ -1,7 +1,5 @@
 """A real Prometheus that scrapes the parts of a test, with our own rules and panels."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

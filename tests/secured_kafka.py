@@ -1,7 +1,5 @@
 """A real Kafka that asks for TLS and logins, with listeners that are wrong in one way each."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

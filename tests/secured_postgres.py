@@ -3,8 +3,6 @@
 The programs of the stack's wheel are built without OpenSSL, so the system's own are used.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

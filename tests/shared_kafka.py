@@ -5,8 +5,6 @@ A Kafka of its own cost each process 4 s of CPU and 500 MB. Topics have names of
 test, so tests side by side do not see each other's.
 """
 
-from __future__ import annotations
-
 import fcntl
 import shutil
 from collections.abc import Iterator

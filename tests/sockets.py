@@ -1,7 +1,5 @@
 """Which sockets this process holds: what was refused has to leave none behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

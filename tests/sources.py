@@ -1,7 +1,5 @@
 """The files of the project, each read and parsed once, for the tests of the house."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache, cached_property
 from pathlib import Path

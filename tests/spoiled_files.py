@@ -1,7 +1,5 @@
 """Files that cannot be used for a while, as when an operator or a tool replaces them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

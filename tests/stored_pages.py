@@ -4,8 +4,6 @@
 is added to, changed in or taken out of the arrays of its page. So tests say what is done to a row.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +20,7 @@ _STORE = """
 
 
 async def store_rows(
-    connection: asyncpg.Connection[Any], chain_id: int, rows: Sequence[Row], page_rows: int = 1_000
+    connection: asyncpg.Connection, chain_id: int, rows: Sequence[Row], page_rows: int = 1_000
 ) -> None:
     """Store `rows` of one batch, in pages of `page_rows` at most."""
     for start in range(0, len(rows), page_rows):

@@ -1,7 +1,5 @@
 """Configs of which tests change what they need, with the tuning beside the other settings."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from msgspec.structs import force_setattr, replace

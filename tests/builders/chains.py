@@ -1,7 +1,5 @@
 """Makes chains for tests: batches with true links and seals, and their frames."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Many chains of one process that read their topics jointly, and share a producer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """Further listeners of a Kafka: for clients with TLS or a login, and for a proxy in between."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

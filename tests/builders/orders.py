@@ -1,7 +1,5 @@
 """Makes orders."""
 
-from __future__ import annotations
-
 from hashlib import shake_128
 
 from sequencer.order import Order

@@ -1,7 +1,5 @@
 """Spans of a test: a tracer provider for the time of the test, and what it was given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch

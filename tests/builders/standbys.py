@@ -1,7 +1,5 @@
 """Streaming standbys of a PostgreSQL, and pairs of servers that fail over."""
 
-from __future__ import annotations
-
 import secrets
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A chain of `chains.py`, stored in a real database and published to a real topic."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self

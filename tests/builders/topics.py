@@ -1,7 +1,5 @@
 """Makes and reads topics on a real broker."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping
 

@@ -3,8 +3,6 @@
 And a log in memory beside a topic of the real Kafka.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

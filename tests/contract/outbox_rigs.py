@@ -3,8 +3,6 @@
 A handler gets the connection of either, and does the same with it.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine

@@ -1,7 +1,5 @@
 """What every ChainStore and Lease must do, shown on those in memory and on PostgreSQL alike."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What every CheckpointStore must do, shown in memory and on the real PostgreSQL alike."""
 
-from __future__ import annotations
-
 import pytest
 
 from chain_kernel.errors import CheckpointLost, SettingError

@@ -1,7 +1,5 @@
 """What every FrameSink must do, shown on those in memory and on the real Kafka alike."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator
 

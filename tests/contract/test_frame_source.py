@@ -1,7 +1,5 @@
 """What every FrameSource must do, shown on the one in memory and on the real Kafka alike."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What every GapSource must do, shown on the one in memory and on the real gap reader alike."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

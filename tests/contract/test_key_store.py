@@ -1,7 +1,5 @@
 """What every KeyStore must do, shown on the one in memory and on the real PostgreSQL alike."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise

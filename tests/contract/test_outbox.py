@@ -3,8 +3,6 @@
 The one in memory is as awkward as it can be in every test: it kills a handler at each await.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence

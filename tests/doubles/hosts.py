@@ -3,8 +3,6 @@
 Once a standby was promoted and the old primary comes back, two of them say that they are primary.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import Final, NamedTuple
 

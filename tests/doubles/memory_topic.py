@@ -1,7 +1,5 @@
 """A topic of orders in memory, for an intake: its broker may be away, or fail in the middle."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 

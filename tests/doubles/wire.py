@@ -4,8 +4,6 @@ A question runs at the server at one instant, whatever has happened to its proce
 commit may land after its client is gone, or after it was given up for lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Settings by which a sequencer reaches a server through a proxy."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

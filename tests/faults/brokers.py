@@ -1,7 +1,5 @@
 """Three brokers that are one cluster: each is controller, too, and two of them decide."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Chains on servers that may be broken."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A client that never stops asking until each of its orders has an answer."""
 
-from __future__ import annotations
-
 import random
 
 from .processes import Acked, Worker

@@ -1,7 +1,5 @@
 """Servers that may be broken, chains on them, and sequencers in processes of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Shows the judge what is left on real servers: the chain, answers, effects, the topic."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 

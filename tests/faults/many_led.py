@@ -4,8 +4,6 @@
 many chains are led, how often epochs rose, and how late orders are delivered.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

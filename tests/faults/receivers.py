@@ -5,8 +5,6 @@ and writes a line. For each id that it then reads it writes a line when all have
 stored, the row with that id.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from contextlib import AsyncExitStack

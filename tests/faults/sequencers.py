@@ -6,8 +6,6 @@ waits until it leads that chain; then it submits orders to each chain that it le
 many each has acknowledged in all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Pairs of faults over real servers: the second one meets the recovery from the first."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

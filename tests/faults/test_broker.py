@@ -1,7 +1,5 @@
 """The broker stopped, frozen, or made to refuse: orders go on, and receivers miss nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack

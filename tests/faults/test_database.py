@@ -1,7 +1,5 @@
 """Lost answers, ended backends, a server that crashes, a disk that is full, a lock that is held."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

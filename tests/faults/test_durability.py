@@ -1,7 +1,5 @@
 """What an acknowledgement means: settings that change under a leader, standbys that are gone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress

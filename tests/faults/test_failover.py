@@ -1,7 +1,5 @@
 """Two sequencers for one chain: fail-over, hand-over, the zombie, and the double start."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from contextlib import AsyncExitStack

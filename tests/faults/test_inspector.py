@@ -1,7 +1,5 @@
 """The inspector finds what it is there to find: each invariant broken on purpose, one at a time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

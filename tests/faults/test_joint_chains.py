@@ -1,7 +1,5 @@
 """One broker of three goes while many chains of a process read and write jointly."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 

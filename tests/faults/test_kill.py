@@ -1,7 +1,5 @@
 """kill -9 at random times, and at the two worst ones."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

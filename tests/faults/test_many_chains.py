@@ -1,13 +1,10 @@
 """Many chains on a server whose table of locks has room for the partitions of a few of them."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
@@ -173,7 +170,7 @@ def _statements() -> Iterator[tuple[str, tuple[str, dict[str, str]]]]:
             yield f"{path.relative_to(ROOT)}: {name}", (made, settings)
 
 
-async def _strange(connection: asyncpg.Connection[Any], text: str, settings: dict[str, str]) -> int:
+async def _strange(connection: asyncpg.Connection, text: str, settings: dict[str, str]) -> int:
     """Return how many partitions of other chains are locked when `text` is planned ten times."""
     transaction = connection.transaction()
     await transaction.start()

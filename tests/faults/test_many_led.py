@@ -1,7 +1,5 @@
 """Many chains in two processes are led in peace, and handed over once; see `many_led`."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

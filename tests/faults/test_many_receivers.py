@@ -1,7 +1,5 @@
 """Hundreds of receivers of one chain: they start at once, and share few connections."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

@@ -1,7 +1,5 @@
 """Two faults at once over real servers: nothing lost, repeated or reordered, and it goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -4,8 +4,6 @@ The lost life took over, acknowledged orders and published them; the copy that g
 of it: a dump that is older, or a standby that had not replayed. All with the default skip of ids.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Hundreds of chains in four processes: they share few connections, and are handed over singly."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections import Counter

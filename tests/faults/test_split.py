@@ -4,8 +4,6 @@ The synchronous standby is promoted, and the old primary comes back at its addre
 every list of hosts. It can acknowledge nothing, but it answers each question.
 """
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 

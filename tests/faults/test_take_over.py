@@ -1,7 +1,5 @@
 """A second fault in the first seconds of a leader."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

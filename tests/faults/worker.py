@@ -5,8 +5,6 @@ writes JSON lines: that it leads, each answer, and at the end why it ended. Exit
 the command line: 0 stopped in order, 2 refused, 3 failed after the start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

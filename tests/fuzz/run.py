@@ -6,8 +6,6 @@ What was found to reach more is kept in `build/fuzz`, and is where the next run 
 that fails is kept there, too: it belongs into the seeds, with the fix.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Final

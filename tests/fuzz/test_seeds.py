@@ -1,7 +1,5 @@
 """Kept inputs of each target of `make fuzz`, and what once failed: small, and made by us."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 from typing import Final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from .statuses import Statuses
 
@@ -14,7 +14,7 @@ SEE: Final = Path(__file__).with_name("seen_deliveries.sql").read_text(encoding=
 """Statements that have a database record every change of a delivery."""
 
 
-async def judge_deliveries(connection: asyncpg.Connection[Any]) -> Statuses:
+async def judge_deliveries(connection: asyncpg.Connection) -> Statuses:
     """Judge what was recorded. Raises Diverged."""
     statuses = Statuses()
     for seen in await connection.fetch("SELECT * FROM judge.seen ORDER BY number"):

@@ -1,7 +1,5 @@
 """Does one wrong after the other, and shows those that no test notices: `make mutate`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

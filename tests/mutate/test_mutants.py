@@ -1,7 +1,5 @@
 """Each wrong changes one thing, and what shows it names its place."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -6,8 +6,6 @@ It does not use the codec: the bytes are laid out here once more, and the MAC is
 A published vector is never changed, so this is for new vectors, and for a new version of the wire.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from struct import pack

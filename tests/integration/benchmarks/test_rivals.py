@@ -1,7 +1,5 @@
 """Small real runs: what is compared must be durable, in order and complete, or it is no rival."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What both modes say of the same sources: Spark names every fault, the local mode the first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from msgspec.structs import replace

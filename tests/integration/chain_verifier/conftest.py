@@ -1,7 +1,5 @@
 """Sources made of rows."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence

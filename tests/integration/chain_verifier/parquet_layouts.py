@@ -1,7 +1,5 @@
 """The rows of a chain in Parquet, as writers other than Spark lay them out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

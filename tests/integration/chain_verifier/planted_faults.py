@@ -1,7 +1,5 @@
 """Chains of known rows, and journals of them."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """Frames on a real Kafka, made of the batches that a real database holds."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Sequence
@@ -39,7 +37,7 @@ def heartbeat_of(head: int, seal: bytes, chain_id: int = CHAIN_ID) -> bytes:
     return encode_frame(header, [], FRAME_KEY)
 
 
-async def begin_term(connection: asyncpg.Connection[Any], chain_id: int = CHAIN_ID) -> None:
+async def begin_term(connection: asyncpg.Connection, chain_id: int = CHAIN_ID) -> None:
     """Store the term under which all frames are made here."""
     await connection.execute(
         "INSERT INTO chain_term (chain_id, epoch, nonce, frame_key, owner, after_id, "

@@ -1,7 +1,5 @@
 """Which seeds the seeded tests run through, and what each of them makes."""
 
-from __future__ import annotations
-
 import os
 
 SETS = int(os.environ.get("SEEDED_SETS", "30"))

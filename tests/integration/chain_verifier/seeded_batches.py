@@ -1,7 +1,5 @@
 """Seeded chains in batches with true seals, and faults planted in their tables."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -84,7 +82,7 @@ def sealed_chain(rng: random.Random, chain_id: int, database_id: UUID) -> Chain:
     return Chain(chain_id, database_id, batches)
 
 
-async def commit(connection: asyncpg.Connection[Any], chain: Chain, topic: str) -> None:
+async def commit(connection: asyncpg.Connection, chain: Chain, topic: str) -> None:
     """Put a whole chain into the tables, published to its head."""
     chain_id, batches = chain.chain_id, chain.batches
     await connection.execute(

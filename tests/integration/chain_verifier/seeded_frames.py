@@ -1,7 +1,5 @@
 """Seeded topics: the frames of a chain, repeats and noise among them, and faults in their order."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Seeded chains with 1 to 5 faults in their rows, and for each fault exactly what must be found."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path

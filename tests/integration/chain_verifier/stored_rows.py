@@ -2,8 +2,6 @@
 
 # ruff: noqa: S608 - every value in a statement is a number
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -114,7 +112,7 @@ def seal_of(rows: Sequence[Row], seal_before: bytes, epoch: int, committed_at: d
 
 
 async def _commit(
-    connection: asyncpg.Connection[Any], rows: Sequence[Row], seal: bytes, epoch: int,
+    connection: asyncpg.Connection, rows: Sequence[Row], seal: bytes, epoch: int,
     committed_at: datetime,
 ) -> bytes:  # fmt: skip
     last_id: Any = rows[-1].id

@@ -1,7 +1,5 @@
 """Spark names all that is wrong with a source, the local mode where it breaks first."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence

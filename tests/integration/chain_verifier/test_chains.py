@@ -1,7 +1,5 @@
 """Several chains in one run, in one Spark: each with its own sources, verdict and findings."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

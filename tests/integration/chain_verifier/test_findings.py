@@ -2,8 +2,6 @@
 be written leave no verdict.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Two rows under one key are found by both modes, where the policy of keys forbids them."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence

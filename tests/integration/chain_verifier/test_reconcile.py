@@ -1,7 +1,5 @@
 """Two sources compared by content: what one lacks, has too much, or holds otherwise."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence

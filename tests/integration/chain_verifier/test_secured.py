@@ -1,7 +1,5 @@
 """Spark reads a topic and a database over TLS, by the same configs as the engine."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import secrets

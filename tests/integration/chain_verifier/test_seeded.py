@@ -9,8 +9,6 @@ through the local mode, damaged and clean; one in `SEEDED_SPARK_EVERY` (4; 1 for
 two each) through one Spark session, too.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ One set in ten is a topic, half of these beside the database; one in ten a datab
 Every fifth is verified whole, too. How many there are, and from which seed on: `test_seeded.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import secrets

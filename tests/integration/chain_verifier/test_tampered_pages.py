@@ -2,8 +2,6 @@
 
 # ruff: noqa: S608 - every value in a statement is a number or a name of this file
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

@@ -1,7 +1,5 @@
 """A topic of a real Kafka: repeats are normal there, loss and disorder are not."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

@@ -4,8 +4,6 @@ What concerns the process itself (signals, pipes, its start) runs as a process; 
 in the process of the tests, which need not start Python for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

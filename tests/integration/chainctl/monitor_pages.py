@@ -1,7 +1,5 @@
 """The pages of `--http`, and the process that serves them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A topic of orders that is to become a chain, filled in the background."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import threading

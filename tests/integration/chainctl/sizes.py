@@ -1,7 +1,5 @@
 """Sizes that fixtures and tests must agree on."""
 
-from __future__ import annotations
-
 from typing import Final
 
 FILLED_ROWS: Final = 3_000

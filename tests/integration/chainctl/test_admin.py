@@ -1,7 +1,5 @@
 """What a DBA prepares, as functions, and as a test of an embedder asks the plugin for it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import asyncpg

@@ -1,7 +1,5 @@
 """Commands as a container runs them: under a number without a name or a home, and as process 1."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

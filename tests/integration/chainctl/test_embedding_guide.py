@@ -1,7 +1,5 @@
 """The guides for those who embed the engine, followed from an empty folder."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Names in the database that others chose cannot write lines of their own on a terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """A table is locked by a forgotten session: each command for operators names it within seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator
@@ -43,7 +41,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture
 def locked(runner: asyncio.Runner, database_name: str, postgres_server: PostgresServer) -> Any:
     """Locks a table from a session of a superuser, as somebody forgets it."""
-    begun: list[asyncpg.Connection[Any]] = []
+    begun: list[asyncpg.Connection] = []
 
     async def lock(statement: str) -> int:
         dsn = postgres_server.dsn(SUPERUSER, database_name)

@@ -1,7 +1,5 @@
 """`chainctl messages`: what it refuses before it listens. The service is tested elsewhere."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

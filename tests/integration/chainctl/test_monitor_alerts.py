@@ -1,7 +1,5 @@
 """Alerts about `--http`: they fire in a real Prometheus for a process that hangs, or has ended."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The process that serves `--http`: what it shows of the one that works, and how long it lives."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

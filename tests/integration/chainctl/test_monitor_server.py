@@ -1,7 +1,5 @@
 """`--http`: metrics and health of commands that run long, as an orchestrator asks for them."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

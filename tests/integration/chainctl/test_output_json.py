@@ -1,7 +1,5 @@
 """`--json` is one JSON document in every command: all of them are walked, and none is forgotten."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@
 shell gives it. A service that would run until it is stopped is started, awaited and stopped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`chainctl` over servers that ask for TLS and a login: by flag, variable and file."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Servers that are not there, do not answer, or do not want us: one line, exit code 2."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from pathlib import Path

@@ -6,8 +6,6 @@ are run, read from the page itself: one that fails, or that the test has not run
 
 # ruff: noqa: S608 - every value in a statement is a number or a name of this file
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -3,8 +3,6 @@
 As in `test_states.py`: the state is real, and the commands are those of the page.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The example that kills the matching service: it passes as it is, and fails for a careless one."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Mode 14, the default: trades are cleared once each, through kill -9 of every part."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

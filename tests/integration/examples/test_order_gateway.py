@@ -1,7 +1,5 @@
 """The ASGI example: two applications of one chain, of which one leads at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """The pipelined example: an order that is refused costs its client no number."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

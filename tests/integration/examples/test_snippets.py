@@ -3,8 +3,6 @@
 Whole programs are run by the guides' tests and by `test_examples`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Real chains in a real database, made without the sequencer."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import asyncpg

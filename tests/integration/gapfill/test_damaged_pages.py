@@ -1,7 +1,5 @@
 """Every place of every page, damaged in every way: what is handed on is what the seals prove."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Final

@@ -1,7 +1,5 @@
 """Fills through a pooler that gives each transaction another session."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

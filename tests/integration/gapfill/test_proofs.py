@@ -1,7 +1,5 @@
 """What an owner changes in stored rows contradicts their batch's seal, and is not handed on."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reading what is missing, from a real PostgreSQL, with the role that may do nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from typing import Any

@@ -1,7 +1,5 @@
 """The role `gap_reader`, logged in as itself: it reads what a fill needs, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import asyncpg

@@ -1,7 +1,5 @@
 """Two servers that both say that they are the primary: what a receiver reads, and what it says."""
 
-from __future__ import annotations
-
 from contextlib import aclosing
 from copy import deepcopy
 from pathlib import Path

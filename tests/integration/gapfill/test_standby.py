@@ -1,7 +1,5 @@
 """Filling from a real streaming standby: what it lacks is not yet there, never a hole."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """What a test that hangs says, in a project of its own with a short time limit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The site: built without a warning, and read from its folder, without a server and a network."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The system user of the servers, made when several starts need it at the same moment."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pwd

@@ -1,7 +1,5 @@
 """Kafka as the stack runs it."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """PostgreSQL as the stack runs it, broken in the ways that the fault tests rely on."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """The set-up script, run against stand-ins for the system's programs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The stack as a whole: up, down, status, environment, reset."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

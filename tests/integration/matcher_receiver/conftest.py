@@ -1,7 +1,5 @@
 """A stored chain, its topic, a producer, and receivers over all of it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 

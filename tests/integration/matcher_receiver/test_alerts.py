@@ -1,7 +1,5 @@
 """Alerts of a receiver: each fires in a real Prometheus once its fault is made."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

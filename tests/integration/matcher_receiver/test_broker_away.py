@@ -1,7 +1,5 @@
 """Kafka stopped, frozen, wiped: delivery goes on from the database, and returns to Kafka."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

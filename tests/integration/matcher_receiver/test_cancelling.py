@@ -6,8 +6,6 @@ time cancelled at the next await, until there is none left. The call that was ca
 again, as a caller of `asyncio.timeout` would.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Frames of people who can read and write the topic, and cannot read the key: none is believed."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """A gap over a real database that does not answer: it is shown from the moment it is seen."""
 
-from __future__ import annotations
-
 import asyncio
 
 import asyncpg

@@ -1,7 +1,5 @@
 """A frame that is wrong about a seal halts no receiver: not now, and not the next start."""
 
-from __future__ import annotations
-
 import asyncpg
 import msgspec
 import pytest

@@ -1,7 +1,5 @@
 """The receiver over a real PostgreSQL and a real Kafka."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from random import Random

@@ -1,7 +1,5 @@
 """A receiver of one config, over a real PostgreSQL and a real Kafka."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Gaps and halts of receivers, stored in a real database; starts; many chains in one process."""
 
-from __future__ import annotations
-
 import asyncio
 
 import asyncpg

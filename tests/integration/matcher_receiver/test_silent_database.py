@@ -1,7 +1,5 @@
 """With its database silent a receiver delivers what comes live, although strangers write, too."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit

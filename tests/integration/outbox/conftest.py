@@ -1,7 +1,5 @@
 """A sender's database with the outbox's tables, topics of its own, and relays on them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -32,16 +30,16 @@ class Sender:
     """A business service with an outbox, looked at from all sides."""
 
     def __init__(
-        self, dsns: dict[str, str], kafka: str, name: str, admin: asyncpg.Connection[Any]
+        self, dsns: dict[str, str], kafka: str, name: str, admin: asyncpg.Connection
     ) -> None:
         self.dsns = dsns
         self.kafka = kafka
         self.name = name
         self.admin = admin
         """A connection of the superuser's, to look behind the relay's back."""
-        self.connections: list[asyncpg.Connection[Any]] = []
+        self.connections: list[asyncpg.Connection] = []
 
-    async def connect(self, role: str = OUTBOX_WRITER) -> asyncpg.Connection[Any]:
+    async def connect(self, role: str = OUTBOX_WRITER) -> asyncpg.Connection:
         connection = await asyncpg.connect(self.dsns[role])
         self.connections.append(connection)
         return connection

@@ -1,7 +1,5 @@
 """Nothing is sent, confirmed or answered that a crash or a failover could still take back."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """What clients answer is shown in one line, and stops no other check."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 import msgspec

@@ -1,7 +1,5 @@
 """A forger on a destination's topic has nothing applied, and nothing written elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every record says what may still come, so that its consumer's inbox need not grow forever."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any

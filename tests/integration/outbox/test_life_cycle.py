@@ -1,7 +1,5 @@
 """What must live ends the whole service with its error, and nothing is accepted from then on."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -40,7 +38,7 @@ async def kill(service: str, part: str) -> None:
     await asyncio.wait([task])
 
 
-async def refuses(relay: Any, business: asyncpg.Connection[Any]) -> None:
+async def refuses(relay: Any, business: asyncpg.Connection) -> None:
     with pytest.raises(PartEnded):
         async with relay.transaction(business) as transaction:
             await transaction.add("clearing", b"too late")
@@ -213,7 +211,7 @@ async def test_transaction_cancelled_at_each_await_sends_what_has_committed_and_
     clearing = await sender.set_up()
     ids = draw_message_ids(200)
 
-    async def trade(relay: Relay, business: asyncpg.Connection[Any], number: int) -> None:
+    async def trade(relay: Relay, business: asyncpg.Connection, number: int) -> None:
         async with relay.transaction(business) as transaction:
             await business.execute("INSERT INTO trade VALUES ($1, $2)", number, ids[number])
             await transaction.add("clearing", str(number).encode())

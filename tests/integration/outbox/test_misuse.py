@@ -1,11 +1,8 @@
 """What a login of the outbox may not do, tried with nothing but its password."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
@@ -58,7 +55,7 @@ async def all_parts(
 @pytest.fixture
 async def logins(
     postgres_server: PostgresServer, all_parts: Sender
-) -> AsyncIterator[dict[str, asyncpg.Connection[Any]]]:
+) -> AsyncIterator[dict[str, asyncpg.Connection]]:
     """A connection of each role."""
     made = {}
     for role in ROLES:
@@ -72,13 +69,13 @@ async def logins(
         connection.terminate()
 
 
-async def refused(connection: asyncpg.Connection[Any], statement: str, *values: object) -> None:
+async def refused(connection: asyncpg.Connection, statement: str, *values: object) -> None:
     with pytest.raises(asyncpg.InsufficientPrivilegeError):
         await connection.execute(statement, *values)
 
 
 async def test_advisory_locks_of_a_login_keep_nobody_waiting(
-    all_parts: Sender, logins: dict[str, asyncpg.Connection[Any]]
+    all_parts: Sender, logins: dict[str, asyncpg.Connection]
 ) -> None:
     """Those that were taken once: for partitions, and for the keys of parked messages."""
     writer = logins[OUTBOX_WRITER]
@@ -99,7 +96,7 @@ async def test_advisory_locks_of_a_login_keep_nobody_waiting(
 
 
 async def test_rows_that_serialise_can_be_locked_by_no_login(
-    logins: dict[str, asyncpg.Connection[Any]],
+    logins: dict[str, asyncpg.Connection],
 ) -> None:
     for role, table in product(ROLES, ("outbox_version", "inbox_version", "inbox_key_lock")):
         with case((role, table)):
@@ -110,7 +107,7 @@ async def test_rows_that_serialise_can_be_locked_by_no_login(
 
 
 async def test_login_fills_no_disk_once_the_steps_for_the_dba_are_done(
-    all_parts: Sender, logins: dict[str, asyncpg.Connection[Any]]
+    all_parts: Sender, logins: dict[str, asyncpg.Connection]
 ) -> None:
     section = PAGE.read_text().split("**Close what PostgreSQL leaves open")[1]
     steps = section.split("```sql\n")[1].split("```")[0].replace(" orders ", f" {all_parts.name} ")

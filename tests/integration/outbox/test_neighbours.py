@@ -1,7 +1,5 @@
 """A destination in trouble, a row that can't be read, a consumer that is away touch no other."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -83,7 +81,7 @@ async def test_table_and_package_agree_on_headers(sender: Sender) -> None:
             await agree(writer, headers)
 
 
-async def agree(writer: asyncpg.Connection[Any], headers: dict[str, str] | None) -> None:
+async def agree(writer: asyncpg.Connection, headers: dict[str, str] | None) -> None:
     (message_id,) = draw_message_ids(1)
     text = None if headers is None else outbox.sender.business._json(headers) or "{}"
     add = writer.execute("SELECT outbox_add('clearing', 'x', NULL, $1::jsonb)", text)

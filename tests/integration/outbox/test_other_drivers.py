@@ -1,7 +1,5 @@
 """Messages from programs that do not use asyncpg: the lines of the guide, as they are there."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The statements of the hot path go by the indexes, whatever the statistics of their tables say."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -107,7 +105,7 @@ async def session(sender: Sender) -> AsyncIterator[OutboxSession]:
 
 
 @pytest.fixture
-async def callback(sender: Sender) -> AsyncIterator[asyncpg.Connection[Any]]:
+async def callback(sender: Sender) -> AsyncIterator[asyncpg.Connection]:
     """A session as a callback service's, on a store that was empty when it was looked at."""
     async with sender.admin.transaction():
         await sender.admin.execute(PARTS["callback"].text())
@@ -129,7 +127,7 @@ async def test_statement_looks_rows_up_also_by_the_statistics_of_an_empty_table(
 
 @pytest.mark.parametrize("name", CALLBACK)
 async def test_callback_statement_looks_rows_up_by_the_statistics_of_an_empty_table(
-    callback: asyncpg.Connection[Any], name: str
+    callback: asyncpg.Connection, name: str
 ) -> None:
     check_plan(await callback.fetch(f"EXPLAIN {CALLBACK_SQL[name]}", *CALLBACK[name]))
 

@@ -1,7 +1,5 @@
 """A primary that was replaced comes back and answers, too: messages stay with the newest one."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence

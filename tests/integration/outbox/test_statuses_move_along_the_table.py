@@ -1,7 +1,5 @@
 """Whatever is written in whatever order, a delivery moves only along the table (G10)."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """A trace is carried by a message, from where it is added to its handler."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 from uuid import UUID

@@ -1,7 +1,5 @@
 """The DAG of `deploy/airflow`, loaded by a real Airflow in an environment of its own."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """The wheel in an environment that holds nothing else: installed as a page says, then followed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A release, made from a copy of the repository with a tag of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

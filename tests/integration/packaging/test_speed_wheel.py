@@ -1,7 +1,5 @@
 """The wheel of the compiled functions: one for every Python, found by the engine, which says so."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The built wheel, in an environment that holds what one extra asks for and nothing else."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,11 +1,8 @@
 """Databases of the schema's own tests: with the schema applied here, and without one."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
@@ -14,7 +11,7 @@ from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
 
-Connect = Callable[[str], Awaitable["asyncpg.Connection[Any]"]]
+Connect = Callable[[str], Awaitable["asyncpg.Connection"]]
 
 GENESIS_SEAL = bytes(range(32))
 PARTITION_IDS = 100
@@ -36,9 +33,9 @@ async def chain_database(database: str, database_name: str) -> str:
 @pytest.fixture
 async def connect(postgres_server: PostgresServer, chain_database: str) -> AsyncIterator[Connect]:
     """Opens connections to `chain_database` as a role; they are closed after the test."""
-    opened: list[asyncpg.Connection[Any]] = []
+    opened: list[asyncpg.Connection] = []
 
-    async def open_as(role: str) -> asyncpg.Connection[Any]:
+    async def open_as(role: str) -> asyncpg.Connection:
         dsn = postgres_server.dsn(role, chain_database)
         connection = await asyncpg.connect(dsn)
         opened.append(connection)
@@ -64,5 +61,5 @@ def bare_server(server_folder: Path) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-async def catalog(connect: Connect) -> asyncpg.Connection[Any]:
+async def catalog(connect: Connect) -> asyncpg.Connection:
     return await connect(SUPERUSER)

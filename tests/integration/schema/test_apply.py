@@ -1,7 +1,5 @@
 """The schema goes in whole or not at all, with any role that applies it."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

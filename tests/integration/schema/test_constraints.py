@@ -1,9 +1,5 @@
 """What PostgreSQL itself refuses, to the very role that writes the chain."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import asyncpg
 import pytest
 
@@ -47,7 +43,7 @@ def checkpoint(head: int, batch_last_id: int) -> str:
 
 
 @pytest.fixture
-async def writer(connect: Connect) -> asyncpg.Connection[Any]:
+async def writer(connect: Connect) -> asyncpg.Connection:
     """The sequencer's role, on a chain that has one batch of the ids 1 to 5."""
     connection = await connect(SEQUENCER_WRITER)
     await connection.execute("UPDATE chain_head SET epoch = 1, last_id = 5, published_id = 5")
@@ -81,7 +77,7 @@ REFUSED: list[tuple[str, str, type[Exception]]] = [
 ]
 
 
-async def test_what_does_not_continue_the_chain_is_refused(writer: asyncpg.Connection[Any]) -> None:
+async def test_what_does_not_continue_the_chain_is_refused(writer: asyncpg.Connection) -> None:
     for why, statement, error in REFUSED:
         with pytest.raises(asyncpg.PostgresError) as caught:
             await writer.execute(statement)
@@ -94,7 +90,7 @@ async def test_what_does_not_continue_the_chain_is_refused(writer: asyncpg.Conne
     assert await writer.fetchval("SELECT count(*) FROM chain_batch") == 3
 
 
-async def test_two_rivals_cannot_fork(writer: asyncpg.Connection[Any], connect: Connect) -> None:
+async def test_two_rivals_cannot_fork(writer: asyncpg.Connection, connect: Connect) -> None:
     rival = await connect(SEQUENCER_WRITER)
     await rival.execute("SET lock_timeout = '100ms'")
     transaction = writer.transaction()
@@ -107,7 +103,7 @@ async def test_two_rivals_cannot_fork(writer: asyncpg.Connection[Any], connect: 
         await rival.execute(batch(1, 6, 8, 5, 3))
 
 
-async def test_unfit_term_is_refused(catalog: asyncpg.Connection[Any]) -> None:
+async def test_unfit_term_is_refused(catalog: asyncpg.Connection) -> None:
     # By the table itself: row security keeps the writer from most of it before.
     await catalog.execute(term(1, 1, "00"))
     for statement, error in (
@@ -132,7 +128,7 @@ async def test_checkpoint_with_its_batch_behind_its_head_is_refused(connect: Con
 
 
 @pytest.mark.usefixtures("writer")
-async def test_owner_itself_cannot_fork_the_chain(catalog: asyncpg.Connection[Any]) -> None:
+async def test_owner_itself_cannot_fork_the_chain(catalog: asyncpg.Connection) -> None:
     await catalog.execute(f"SET ROLE {OWNER}")
     with pytest.raises(_TWICE):
         await catalog.execute(batch(1, 6, 9, 0, 4))

@@ -1,7 +1,5 @@
 """A writer must not become the owner by way of the owner's functions."""
 
-from __future__ import annotations
-
 from chain_kernel.sql import SEQUENCER_WRITER
 from local_stack.postgres import SUPERUSER
 

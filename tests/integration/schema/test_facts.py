@@ -1,7 +1,5 @@
 """What `chainctl schema check` compares: the shipped facts, and every kind of difference."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The statements of the operations page for those who look at orders by SQL."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

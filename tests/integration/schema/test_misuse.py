@@ -4,8 +4,6 @@
 own: rows, columns and locks that a plain GRANT does not keep from it.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
@@ -63,7 +61,7 @@ def mark(
 
 
 @pytest.fixture
-async def chain(catalog: asyncpg.Connection[Any]) -> None:
+async def chain(catalog: asyncpg.Connection) -> None:
     """Chain 1 in its third term, with the batches 1 to 5 and 6 to 9, verified up to 5."""
     for statement in (
         "UPDATE chain_head SET epoch = 2",
@@ -77,7 +75,7 @@ async def chain(catalog: asyncpg.Connection[Any]) -> None:
         await catalog.execute(statement)
 
 
-async def contents(catalog: asyncpg.Connection[Any]) -> dict[str, list[Any]]:
+async def contents(catalog: asyncpg.Connection) -> dict[str, list[Any]]:
     """Every row of every table of ours."""
     tables = [row[0] for row in await catalog.fetch(_TABLES)]
     return {
@@ -86,7 +84,7 @@ async def contents(catalog: asyncpg.Connection[Any]) -> dict[str, list[Any]]:
     }
 
 
-async def outcome(connection: asyncpg.Connection[Any], statement: str) -> str:
+async def outcome(connection: asyncpg.Connection, statement: str) -> str:
     """Return the code with which the server refused `statement`, or what it did."""
     try:
         return str(await connection.execute(statement))
@@ -95,7 +93,7 @@ async def outcome(connection: asyncpg.Connection[Any], statement: str) -> str:
 
 
 async def refuse_all(
-    connection: asyncpg.Connection[Any], catalog: asyncpg.Connection[Any], statements: Statements
+    connection: asyncpg.Connection, catalog: asyncpg.Connection, statements: Statements
 ) -> None:
     """Require that each of `statements` is refused for want of a right, and changes nothing."""
     await connection.execute("SET default_transaction_read_only = off")
@@ -141,7 +139,7 @@ _EVERYBODY: Statements = (
 @pytest.mark.usefixtures("chain")
 @pytest.mark.parametrize("role", LOGIN_ROLES)
 async def test_no_role_stores_hidden_things_or_takes_the_locks_of_the_owner(
-    connect: Connect, catalog: asyncpg.Connection[Any], role: str
+    connect: Connect, catalog: asyncpg.Connection, role: str
 ) -> None:
     await refuse_all(await connect(role), catalog, _EVERYBODY)
     assert await catalog.fetchval("SELECT count(*) FROM pg_largeobject_metadata") == 0
@@ -169,7 +167,7 @@ _HELD: dict[str, Statements] = {
 @pytest.mark.usefixtures("chain")
 @pytest.mark.parametrize("role", _HELD)
 async def test_transaction_that_a_role_holds_open_keeps_no_order_out(
-    connect: Connect, catalog: asyncpg.Connection[Any], role: str
+    connect: Connect, catalog: asyncpg.Connection, role: str
 ) -> None:
     holder, writer = await connect(role), await connect(WRITER)
     await holder.execute("SET default_transaction_read_only = off")
@@ -228,14 +226,14 @@ _WRITER: Statements = (
 
 
 @pytest.mark.usefixtures("chain")
-async def test_sequencer_ends_no_chain(connect: Connect, catalog: asyncpg.Connection[Any]) -> None:
+async def test_sequencer_ends_no_chain(connect: Connect, catalog: asyncpg.Connection) -> None:
     writer = await connect(WRITER)
     await refuse_all(writer, catalog, _WRITER)
     assert await outcome(writer, term(3)) == "INSERT 0 1"
 
 
 @pytest.mark.usefixtures("chain")
-async def test_owner_may_put_a_head_right(catalog: asyncpg.Connection[Any]) -> None:
+async def test_owner_may_put_a_head_right(catalog: asyncpg.Connection) -> None:
     await catalog.execute("UPDATE chain_head SET epoch = 9, last_id = 5, published_id = 0")
     assert await catalog.fetchval("SELECT epoch FROM chain_head") == 9
 
@@ -249,9 +247,7 @@ _EXTEND = "SELECT chain_page_extend(1, $1)"
 
 
 @pytest.mark.usefixtures("chain")
-async def test_sequencer_fills_no_catalog(
-    connect: Connect, catalog: asyncpg.Connection[Any]
-) -> None:
+async def test_sequencer_fills_no_catalog(connect: Connect, catalog: asyncpg.Connection) -> None:
     writer = await connect(WRITER)
     for round_ in range(1, 150):
         # The head is the writer's own number: it makes no room for more.
@@ -261,7 +257,7 @@ async def test_sequencer_fills_no_catalog(
 
 
 @pytest.mark.usefixtures("chain")
-async def test_reclaim_drops_no_row(connect: Connect, catalog: asyncpg.Connection[Any]) -> None:
+async def test_reclaim_drops_no_row(connect: Connect, catalog: asyncpg.Connection) -> None:
     leader, rogue = await connect(WRITER), await connect(WRITER)
     await rogue.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await rogue.fetch("SELECT count(*) FROM chain_page")
@@ -301,7 +297,7 @@ async def test_refusal_of_a_head_shows_no_row_with_its_salt(connect: Connect) ->
 
 
 @pytest.mark.usefixtures("chain")
-async def test_auditor_forges_nothing(connect: Connect, catalog: asyncpg.Connection[Any]) -> None:
+async def test_auditor_forges_nothing(connect: Connect, catalog: asyncpg.Connection) -> None:
     await refuse_all(await connect(AUDITOR), catalog, _AUDITOR)
 
 
@@ -360,7 +356,7 @@ def make_login(postgres_server: PostgresServer, chain_database: str) -> Iterator
 @pytest.fixture
 async def services(
     make_login: MakeLogin,
-) -> AsyncIterator[tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]]]:
+) -> AsyncIterator[tuple[asyncpg.Connection, asyncpg.Connection]]:
     """Two services with logins of their own, both members of `receiver_writer`."""
     opened = [
         await asyncpg.connect(make_login(name, RECEIVER_WRITER))
@@ -371,7 +367,7 @@ async def services(
         await connection.close()
 
 
-async def leave_rows(connection: asyncpg.Connection[Any]) -> None:
+async def leave_rows(connection: asyncpg.Connection) -> None:
     """The checkpoint and the ledger of the receiver `m`, as its store writes them."""
     (moved,) = await connection.fetch(RECEIVER["save"], 1, "m", 0, 5, 5, SEAL.hex(), 2, None)
     assert moved["head_delivered"] == 5
@@ -380,8 +376,8 @@ async def leave_rows(connection: asyncpg.Connection[Any]) -> None:
 
 @pytest.mark.usefixtures("chain")
 async def test_login_neither_moves_nor_halts_nor_erases_the_receiver_of_another(
-    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]],
-    catalog: asyncpg.Connection[Any],
+    services: tuple[asyncpg.Connection, asyncpg.Connection],
+    catalog: asyncpg.Connection,
 ) -> None:
     mine, other = services
     await leave_rows(mine)
@@ -398,8 +394,8 @@ async def test_login_neither_moves_nor_halts_nor_erases_the_receiver_of_another(
 
 @pytest.mark.usefixtures("chain")
 async def test_login_goes_on_with_its_own_receiver_and_halts_it(
-    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]],
-    catalog: asyncpg.Connection[Any],
+    services: tuple[asyncpg.Connection, asyncpg.Connection],
+    catalog: asyncpg.Connection,
 ) -> None:
     mine, other = services
     await leave_rows(mine)
@@ -413,7 +409,7 @@ async def test_login_goes_on_with_its_own_receiver_and_halts_it(
 
 @pytest.mark.usefixtures("chain")
 async def test_store_under_the_name_of_another_login_is_refused_before_it_starts(
-    services: tuple[asyncpg.Connection[Any], asyncpg.Connection[Any]], make_login: MakeLogin
+    services: tuple[asyncpg.Connection, asyncpg.Connection], make_login: MakeLogin
 ) -> None:
     await leave_rows(services[0])
     holder = await services[0].fetchval("SELECT session_user::text")

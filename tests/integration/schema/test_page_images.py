@@ -1,7 +1,5 @@
 """The bytes that the kernel makes are the bytes that PostgreSQL reads and writes."""
 
-from __future__ import annotations
-
 import io
 
 from chain_kernel.limits import PAYLOAD_BYTES_MAX

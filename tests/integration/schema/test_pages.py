@@ -1,7 +1,5 @@
 """What a page may be, and what the two ways to read its rows cost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -67,7 +65,7 @@ async def test_page_of_unfit_columns_is_refused(connect: Connect, changed: dict[
 PAGES, PAGE_ROWS = 1_000, 20
 
 
-async def fill(superuser: asyncpg.Connection[Any]) -> None:
+async def fill(superuser: asyncpg.Connection) -> None:
     """A chain of many pages, beside another one."""
     await superuser.execute("SELECT chain_create(2, sha256('g'), 'two', 0, 1000000)")
     await superuser.execute("SELECT chain_create(3, sha256('g'), 'three', 0, 2000)")
@@ -94,7 +92,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
-async def pages_read(reader: asyncpg.Connection[Any], statement: str, *values: int) -> float:
+async def pages_read(reader: asyncpg.Connection, statement: str, *values: int) -> float:
     """Return how many pages were read; every one of them by the index."""
     explained = await reader.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", *values)
     count = 0.0

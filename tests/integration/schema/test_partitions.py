@@ -1,7 +1,5 @@
 """Chains are made once; their partitions are made ahead, without standing in anybody's way."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -35,11 +33,11 @@ def names(*numbers: int) -> list[str]:
 
 
 @pytest.fixture
-async def writer(connect: Connect) -> asyncpg.Connection[Any]:
+async def writer(connect: Connect) -> asyncpg.Connection:
     return await connect(SEQUENCER_WRITER)
 
 
-async def test_create_makes_head_and_three_partitions(catalog: asyncpg.Connection[Any]) -> None:
+async def test_create_makes_head_and_three_partitions(catalog: asyncpg.Connection) -> None:
     head = await catalog.fetchrow("SELECT * FROM chain_head")
     assert (head["last_id"], head["published_id"], head["epoch"]) == (0, 0, 0)
     assert (head["last_seal"], head["topic"]) == (GENESIS_SEAL, "t.1")
@@ -49,7 +47,7 @@ async def test_create_makes_head_and_three_partitions(catalog: asyncpg.Connectio
     assert await catalog.fetchval(_PARTITIONS) == names(0, 1, 2)
 
 
-async def test_create_twice_changes_nothing(catalog: asyncpg.Connection[Any]) -> None:
+async def test_create_twice_changes_nothing(catalog: asyncpg.Connection) -> None:
     before = await catalog.fetch("SELECT * FROM chain_head")
     assert await catalog.fetchval(_CREATE, 1, b"x" * 32, "other", 3, 7) is False
     assert await catalog.fetch("SELECT * FROM chain_head") == before
@@ -67,7 +65,7 @@ _REFUSED: list[tuple[tuple[Any, ...], type[Exception]]] = [
 ]
 
 
-async def test_create_with_unfit_value_is_refused_whole(catalog: asyncpg.Connection[Any]) -> None:
+async def test_create_with_unfit_value_is_refused_whole(catalog: asyncpg.Connection) -> None:
     for arguments, error in _REFUSED:
         with pytest.raises(error):
             await catalog.fetchval(_CREATE, *arguments)
@@ -76,7 +74,7 @@ async def test_create_with_unfit_value_is_refused_whole(catalog: asyncpg.Connect
 
 
 async def test_extend_makes_the_partition_of_the_id_and_two_behind_it(
-    catalog: asyncpg.Connection[Any], writer: asyncpg.Connection[Any]
+    catalog: asyncpg.Connection, writer: asyncpg.Connection
 ) -> None:
     made = [0, 1, 2]
     for until_id, more in ((0, []), (99, []), (100, [3]), (250, [4]), (7000, [70, 71, 72])):
@@ -86,7 +84,7 @@ async def test_extend_makes_the_partition_of_the_id_and_two_behind_it(
         await writer.execute(_EVENT, until_id + 200, 0)
 
 
-async def test_many_extend_at_once(catalog: asyncpg.Connection[Any], connect: Connect) -> None:
+async def test_many_extend_at_once(catalog: asyncpg.Connection, connect: Connect) -> None:
     writers = [await connect(SEQUENCER_WRITER) for _ in range(6)]
     await asyncio.gather(
         *(writer.execute(_EXTEND, 1, 300 + 100 * (n % 3)) for n, writer in enumerate(writers))
@@ -96,7 +94,7 @@ async def test_many_extend_at_once(catalog: asyncpg.Connection[Any], connect: Co
 
 
 async def test_extend_does_not_wait_for_an_open_reader_or_writer(
-    catalog: asyncpg.Connection[Any], writer: asyncpg.Connection[Any], connect: Connect
+    catalog: asyncpg.Connection, writer: asyncpg.Connection, connect: Connect
 ) -> None:
     reader, extender = await connect(GAP_READER), await connect(SEQUENCER_WRITER)
     async with reader.transaction(), writer.transaction():
@@ -109,7 +107,7 @@ async def test_extend_does_not_wait_for_an_open_reader_or_writer(
 
 
 async def test_open_extend_holds_up_neither_reader_nor_writer(
-    catalog: asyncpg.Connection[Any], writer: asyncpg.Connection[Any], connect: Connect
+    catalog: asyncpg.Connection, writer: asyncpg.Connection, connect: Connect
 ) -> None:
     reader, extender = await connect(GAP_READER), await connect(SEQUENCER_WRITER)
     for connection in (reader, writer):
@@ -123,7 +121,7 @@ async def test_open_extend_holds_up_neither_reader_nor_writer(
 
 
 async def test_extend_behind_a_locked_table_gives_up_and_leaves_nothing(
-    catalog: asyncpg.Connection[Any], writer: asyncpg.Connection[Any]
+    catalog: asyncpg.Connection, writer: asyncpg.Connection
 ) -> None:
     async with catalog.transaction():
         await catalog.execute("LOCK TABLE chain_page_1 IN ACCESS EXCLUSIVE MODE")

@@ -3,10 +3,6 @@
 `test_facts` compares every right; `unit/house/test_generated`, those that the page shows.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import asyncpg
 import pytest
 
@@ -24,12 +20,12 @@ SELECT c.oid, c.relname::text AS name, pg_get_userbyid(c.relowner)::text AS owne
 
 
 @pytest.fixture
-async def catalog(connect: Connect) -> asyncpg.Connection[Any]:
+async def catalog(connect: Connect) -> asyncpg.Connection:
     return await connect("postgres")
 
 
 async def test_partitions_can_be_reached_only_through_their_table(
-    catalog: asyncpg.Connection[Any],
+    catalog: asyncpg.Connection,
 ) -> None:
     partitions = [table for table in await catalog.fetch(_TABLES) if table["is_partition"]]
     assert len(partitions) == 4
@@ -40,7 +36,7 @@ async def test_partitions_can_be_reached_only_through_their_table(
 
 
 async def test_login_roles_are_members_of_nothing_and_make_nothing(
-    catalog: asyncpg.Connection[Any],
+    catalog: asyncpg.Connection,
 ) -> None:
     for role in LOGIN_ROLES:
         assert not await catalog.fetchval("SELECT pg_has_role($1, $2, 'MEMBER')", role, OWNER)
@@ -51,9 +47,7 @@ async def test_login_roles_are_members_of_nothing_and_make_nothing(
         assert await catalog.fetchval(member_of, role) == 0
 
 
-async def test_writer_ends_its_own_alone(
-    connect: Connect, catalog: asyncpg.Connection[Any]
-) -> None:
+async def test_writer_ends_its_own_alone(connect: Connect, catalog: asyncpg.Connection) -> None:
     writer, paused, reader = await connect(WRITER), await connect(WRITER), await connect(GAP_READER)
     terminate = "SELECT pg_terminate_backend($1, 5000)"
     assert await writer.fetchval(terminate, paused.get_server_pid()) is True

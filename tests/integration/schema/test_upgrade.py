@@ -1,7 +1,5 @@
 """`chainctl schema upgrade`: two halves, between which programs of both versions work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import asyncpg

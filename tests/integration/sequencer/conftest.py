@@ -1,7 +1,5 @@
 """A created chain, and a look at it that does not go through the engine."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 

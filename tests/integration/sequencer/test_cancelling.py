@@ -1,7 +1,5 @@
 """Callers who go away, at every wait of every call: nothing is lost, halved or left open."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

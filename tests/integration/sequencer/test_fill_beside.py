@@ -1,7 +1,5 @@
 """A fill beside a sequencer that writes as fast as it can: neither starves the other."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing

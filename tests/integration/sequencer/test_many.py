@@ -1,7 +1,5 @@
 """Many chains in one process: few connections, each chain for itself, and whole after cuts."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

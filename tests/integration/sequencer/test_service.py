@@ -1,7 +1,5 @@
 """A sequencer on the real PostgreSQL and the real Kafka."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A batch's trace over real servers: its commit, its frames, their delivery; and fills."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Terms one after the other in one process: what a term has held is free once it is closed."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Awaitable, Callable
 from contextlib import suppress

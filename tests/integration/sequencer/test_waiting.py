@@ -1,7 +1,5 @@
 """Orders that may not wait, and orders that come as columns, over real servers."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys

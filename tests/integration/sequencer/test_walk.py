@@ -1,7 +1,5 @@
 """The way of one order through the house: as short as promised, and as on the page."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

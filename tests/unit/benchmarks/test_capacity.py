@@ -1,7 +1,5 @@
 """The model of a fleet: its error on this machine, and the page that it writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

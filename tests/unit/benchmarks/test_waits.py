@@ -1,7 +1,5 @@
 """Which waits count, and which queue grows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

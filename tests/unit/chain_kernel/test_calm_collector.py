@@ -3,8 +3,6 @@
 Memory that is kept costs no fault of a page when it is used again.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

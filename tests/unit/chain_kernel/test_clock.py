@@ -1,7 +1,5 @@
 """Pauses between tries grow, are bounded, and are not the same for any two processes."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

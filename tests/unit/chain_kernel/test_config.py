@@ -1,7 +1,5 @@
 """What a config does with the values it is given."""
 
-from __future__ import annotations
-
 import math
 from enum import Enum
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """The tree of errors: as drawn, and each message says what was found and what was expected."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

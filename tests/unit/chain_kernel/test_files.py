@@ -1,7 +1,5 @@
 """Files of orders are private, and what a receiver writes to a journal is what a verifier finds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

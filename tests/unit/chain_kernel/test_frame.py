@@ -1,7 +1,5 @@
 """Frames that are as they should be."""
 
-from __future__ import annotations
-
 from struct import pack_into
 
 import pytest

@@ -1,7 +1,5 @@
 """Frames that are not as they should be: a `FrameError`, never another error, never other rows."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 from typing import Any

@@ -1,7 +1,5 @@
 """The test vectors of the wire format, and the document that shows them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the kernel promises as a package: its names, its bounds, and how little it needs."""
 
-from __future__ import annotations
-
 import pkgutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A password never shows, however odd the address."""
 
-from __future__ import annotations
-
 from urllib.parse import quote
 
 import pytest

@@ -1,7 +1,5 @@
 """The link rule: two ways to ask it, one answer."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Metrics and health of the parts, as Prometheus and an orchestrator see them."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterable

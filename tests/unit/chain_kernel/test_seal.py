@@ -1,7 +1,5 @@
 """The seal: what it is made of, and that nothing can be changed under it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Page images: what PostgreSQL's binary COPY takes for arrays, which the seal covers too."""
 
-from __future__ import annotations
-
 import struct
 from itertools import cycle
 

@@ -1,7 +1,5 @@
 """The compiled functions do what Python does, byte for byte, and refuse what it refuses."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The loader of named SQL blocks."""
 
-from __future__ import annotations
-
 import pytest
 
 from chain_kernel.sql import parse_sql, with_constant

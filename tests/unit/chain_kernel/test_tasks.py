@@ -1,7 +1,5 @@
 """Whose cancellation it is, and what is said of an error whose text cannot be had."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Foreign text becomes one line that neither a log nor a terminal can misread."""
 
-from __future__ import annotations
-
 import asyncio
 import unicodedata
 

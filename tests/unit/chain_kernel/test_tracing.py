@@ -1,7 +1,5 @@
 """Spans and what carries them, without a server; over real ones in tests/integration/sequencer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The page for people: what it says, that it is complete, and that hostile text stays text."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser

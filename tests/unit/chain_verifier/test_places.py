@@ -1,7 +1,5 @@
 """Places by URL: none that holds a password gets further than its own check, and none is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from unittest.mock import ANY
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 from chain_verifier.checks.neighbours import gathered

@@ -1,7 +1,5 @@
 """Several chains in one report: the outcome of each, and how many are what."""
 
-from __future__ import annotations
-
 import json
 
 from msgspec.structs import replace

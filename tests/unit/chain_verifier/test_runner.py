@@ -1,7 +1,5 @@
 """Coroutines of the verifier, run for callers with and without a loop."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

@@ -1,7 +1,5 @@
 """Exported seals as files: written whole, signed, and refused where something was changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """What a service reports to systemd, and when."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

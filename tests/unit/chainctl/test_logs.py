@@ -1,7 +1,5 @@
 """What is logged while a command runs is one printable line per record, whatever is in it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

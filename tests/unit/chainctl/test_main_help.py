@@ -1,7 +1,5 @@
 """What the help promises: examples that are taken as they stand, and completion in a real shell."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the process of the pages shows of samples, and how old it says that they are."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """The image, the compose file and the manifests: they fit together, and chainctl takes them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The units for systemd: complete, taken by systemd, and by the command line."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What needs no database: names, settings, batch rows that a fill reads, and their proof."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import cast
 

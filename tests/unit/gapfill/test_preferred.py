@@ -1,7 +1,5 @@
 """Standbys first, then the primary; and the primary alone judges."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from random import Random

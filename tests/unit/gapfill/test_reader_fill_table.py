@@ -1,7 +1,5 @@
 """The table of docs/protocol.md, "A gap": what a fill finds, on a primary and on a standby."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import aclosing
 from random import Random

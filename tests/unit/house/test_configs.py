@@ -1,7 +1,5 @@
 """Every config of the house checks itself, field by field, however it is made."""
 
-from __future__ import annotations
-
 import ast
 import typing
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is generated of the documents shows the code as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

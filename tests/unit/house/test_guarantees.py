@@ -1,7 +1,5 @@
 """Every guarantee of `docs/guarantees.md` has a test that is marked with its number."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -3,8 +3,6 @@
 `CONTRIBUTING.md` has the rules; this holds the worst of them down.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize

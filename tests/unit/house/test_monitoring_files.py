@@ -1,7 +1,5 @@
 """Alerts, dashboard and documents name the metrics that the code exports."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 `integration/schema/test_facts` compares what is shipped with the catalogs of a server.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

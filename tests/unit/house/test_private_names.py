@@ -4,8 +4,6 @@ A library may drop such a name in any release. So they are listed here; asyncpg 
 upper bounds in `pyproject.toml`; and this fails as soon as one of them is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Final
 

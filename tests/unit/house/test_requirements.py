@@ -1,7 +1,5 @@
 """What the package asks for: bounds, tested versions, hashes."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

@@ -3,8 +3,6 @@
 `test_snippets` looks at their commands.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `tests/integration/chainctl/test_pages.py` runs the commands, `test_embedding_guide.py` the guides.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

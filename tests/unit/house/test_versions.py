@@ -1,7 +1,5 @@
 """Versions that are claimed are run: the plan, the page, and the workflow that runs them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kafka's jars, from a repository on loopback in the layout of Maven."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from local_stack.kafka import _new_cluster_id
 
 

@@ -1,7 +1,5 @@
 """The common behaviour of servers, shown with a shell script for a server."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

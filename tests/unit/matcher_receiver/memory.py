@@ -1,7 +1,5 @@
 """The receiver's ports in memory, with dials for what may go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Callable, Coroutine

@@ -1,7 +1,5 @@
 """A receiver over ports in memory, in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random

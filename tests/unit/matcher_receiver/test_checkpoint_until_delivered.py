@@ -1,7 +1,5 @@
 """Waiting until a receiver's caller has worked an order off: a service reads its own writes."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any

@@ -1,7 +1,5 @@
 """Every cell of the receive state machine's table (docs/protocol.md, "Receiving")."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 import msgspec

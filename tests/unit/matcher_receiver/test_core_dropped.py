@@ -1,7 +1,5 @@
 """Frames that are of no use: dropped, counted by their reason, at worst the cause of a read."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

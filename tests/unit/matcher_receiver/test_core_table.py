@@ -1,7 +1,5 @@
 """The table of docs/protocol.md, "A frame": every line, in its order, over every kind of header."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """One identity: what a receiver is given is of its chain, and of its name, or it does not start."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

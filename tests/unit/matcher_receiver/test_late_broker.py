@@ -1,7 +1,5 @@
 """A receiver that is started while the broker is away, or has no fit topic for it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is reported of a receiver: halts that outlive it, the gap ledger, the lag."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The receiver's shell over ports in memory, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 
 import msgspec

@@ -1,7 +1,5 @@
 """A fill while the primary is lost, and a standby promoted that has all rows or lacks the last."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from random import Random

@@ -1,7 +1,5 @@
 """The callback form, and cancellation at every place where a receiver waits."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -1,7 +1,5 @@
 """What a receiver is made of, where one config says it all and where parts are handed in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

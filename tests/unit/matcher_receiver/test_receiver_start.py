@@ -1,7 +1,5 @@
 """Where a receiver begins, and that nothing is lost or repeated on the way to the live frames."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

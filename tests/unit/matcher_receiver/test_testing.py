@@ -1,7 +1,5 @@
 """The chain in memory: a service that receives is killed at every await, and nothing is unseen."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections import Counter

@@ -1,7 +1,5 @@
 """A server that answers whatever it is asked to, for tests of HTTP clients."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The small HTTP client, against servers that answer badly."""
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 

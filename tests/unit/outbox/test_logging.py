@@ -1,7 +1,5 @@
 """One log record is one line: whatever text of others goes into it is escaped first."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

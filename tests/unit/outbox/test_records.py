@@ -1,7 +1,5 @@
 """Headers, confirms, their proofs and checks, byte by byte: others make and read them, too."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """Terms for the sequencer's cores, and a world in memory for its shell."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 from uuid import UUID

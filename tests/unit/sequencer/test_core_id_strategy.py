@@ -1,7 +1,5 @@
 """Ids only rise, whatever the clock does, and no batch straddles a partition."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """When a standby may take over, by what it saw and when."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

@@ -1,7 +1,5 @@
 """Two lives of one chain from the same head: a primary was lost, a copy of it goes on."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Columns of several calls: the same whether they are joined or made again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

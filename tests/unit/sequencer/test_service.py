@@ -1,7 +1,5 @@
 """The sequencer's shell over a database and a broker in memory, with faults."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise

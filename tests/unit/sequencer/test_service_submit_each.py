@@ -1,7 +1,5 @@
 """Orders of one call that count each for themselves, with and without an intake."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

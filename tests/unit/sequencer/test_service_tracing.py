@@ -1,7 +1,5 @@
 """A sequencer that is traced sends the frames that it would have sent, byte by byte."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from opentelemetry.trace import StatusCode

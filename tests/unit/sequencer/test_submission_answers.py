@@ -1,7 +1,5 @@
 """Every caller is answered, whatever part of the service ends, and however."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """HTTP/1.1 as the commands and services speak it: on real sockets, with clients that misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import resource

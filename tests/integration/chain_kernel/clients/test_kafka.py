@@ -1,7 +1,5 @@
 """Each client works on each listener with the right config; a wrong one is named in one line."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """However a client of Kafka ends, no connection of it stays open."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import uuid

@@ -1,7 +1,5 @@
 """A broker that makes topics by itself, as is the default: none of ours asks for one."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable

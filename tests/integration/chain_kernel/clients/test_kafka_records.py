@@ -2,8 +2,6 @@
 and names what cannot.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable

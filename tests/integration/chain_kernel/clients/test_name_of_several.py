@@ -1,7 +1,5 @@
 """One name that leads to several servers, as of a headless service, or to another one tomorrow."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator

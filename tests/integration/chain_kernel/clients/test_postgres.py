@@ -1,7 +1,5 @@
 """A connection with the right config comes about; what is wrong with another is named."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows that row security hides are not taken for missing: each part says so at its start."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 

@@ -4,8 +4,6 @@ A chain's path is in `tests/integration/chainctl/test_secured.py`, Spark's part 
 `tests/integration/chain_verifier/test_secured.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable

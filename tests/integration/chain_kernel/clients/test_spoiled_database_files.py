@@ -1,7 +1,5 @@
 """Certificates of a PostgreSQL that cannot be read for a while end no service that runs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """The pytest plugin, as a project that embeds the engine meets it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Archive, retention, journals and reports by URL: a folder's, and those of an object store."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

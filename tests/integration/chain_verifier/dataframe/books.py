@@ -1,7 +1,5 @@
 """A fold of small books: per side, the sum of what came."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyarrow as pa

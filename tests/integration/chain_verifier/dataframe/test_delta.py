@@ -1,7 +1,5 @@
 """A table of Delta, in a session that `spark-submit` started with its packages."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Any frame with ids: what it lacks, repeats or misplaces is named, per key."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

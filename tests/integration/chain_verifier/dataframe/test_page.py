@@ -1,7 +1,5 @@
 """The page on chains in Spark, its Python as it is printed there."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

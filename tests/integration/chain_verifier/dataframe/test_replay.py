@@ -1,7 +1,5 @@
 """Orders through a fold on Spark: as in plain Python, and compared with what services stored."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A stream that goes on at a real standby whose replay is paused: it waits, and repeats nothing."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import datetime

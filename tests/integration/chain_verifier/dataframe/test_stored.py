@@ -1,7 +1,5 @@
 """`verify --replay`: states that services have stored, compared with a replay of the database."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

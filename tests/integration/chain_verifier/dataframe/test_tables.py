@@ -1,7 +1,5 @@
 """`verify --source table:NAME`: tables of Spark's catalog, written by anybody."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Sessions over Connect: a chain is read, replayed and verified as by a Spark of this process."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Following a real topic: what each frame shows is reported once, across restarts too."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Alerts of a verifier that follows a topic: each fires once its fault is made."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from pathlib import Path

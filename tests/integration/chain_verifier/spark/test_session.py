@@ -1,7 +1,5 @@
 """A session that others use too: calls that are cut cost it nothing, and no other stops it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """The same verification on a real standalone cluster: by `--master`, and by `spark-submit`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

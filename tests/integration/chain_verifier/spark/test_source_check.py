@@ -1,7 +1,5 @@
 """The first look: rows that are one path are known by it, and all else goes to the buckets."""
 
-from __future__ import annotations
-
 import random
 import secrets
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The demo as a user runs it, on a stack of its own. Each complete one starts Spark: 20 to 60 s."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """What receivers have left in the database, as `chainctl` shows and changes it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """`chainctl show`, `tail`, `sizes`, `status` and `doctor` over a chain with its topic."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A console in a process of its own, over a database with something in every part."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """`chainctl console` over HTTP: what it shows, and who may read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

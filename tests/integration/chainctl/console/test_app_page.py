@@ -1,7 +1,5 @@
 """The console's page in a real Chromium: it moves, and can be read by everybody."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

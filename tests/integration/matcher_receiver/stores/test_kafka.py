@@ -1,7 +1,5 @@
 """Frames from a real Kafka."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The checkpoint as a row of a real PostgreSQL, with the role that may do little else."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

@@ -1,7 +1,5 @@
 """Reports of receivers that keep their place elsewhere, in a real database."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import asyncpg

@@ -3,8 +3,6 @@
 The clock that delays go by is moved by the tests, and is the same for sender and callback service.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """A destination of each test's own: topics, a consumer's database, and messages on them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A real Redis for a test, where the machine has one (`tools/setup.sh` installs it on Debian)."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import socket

@@ -3,8 +3,6 @@
 The business table has no unique constraint: an effect that happens twice shows as two rows.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The alert of a consumer fires in a real Prometheus once its fault is made."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

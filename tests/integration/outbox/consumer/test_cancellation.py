@@ -1,7 +1,5 @@
 """A consumer that is cancelled at any await loses nothing, and does nothing twice."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

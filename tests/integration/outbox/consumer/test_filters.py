@@ -1,7 +1,5 @@
 """What every filter promises, run against the one in memory and the one in a real Redis."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The sender's look into a consumer's inbox (mode 10): what is found there is not sent again."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path

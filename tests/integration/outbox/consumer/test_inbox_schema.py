@@ -1,7 +1,5 @@
 """The consumer's tables: what their roles may do, their partitions, and what is dropped when."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Mode 4, the consumer's half: a new message says applied, after the consumer's own commit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Mode 8: the id is recorded in the transaction of the effect; a filter before it saves work."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

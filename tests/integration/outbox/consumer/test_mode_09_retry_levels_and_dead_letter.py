@@ -1,7 +1,5 @@
 """Mode 9: what fails is tried again by levels, then kept; its key waits, others go on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime

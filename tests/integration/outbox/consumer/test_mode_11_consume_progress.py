@@ -1,7 +1,5 @@
 """Mode 11: what is committed is the smallest unfinished offset, so a crash repeats, never skips."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Mode 12: from the last committed, the first, the end, a time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

@@ -4,8 +4,6 @@ Standard input: what to do, one line of JSON. Standard output: a line for each m
 effect commits, or once it hangs: those whose note is in `hangs` are never ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Alerts of a relay: each fires in a real Prometheus once its fault is made."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Setting destinations up in Python: as the command line does, and two at once."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

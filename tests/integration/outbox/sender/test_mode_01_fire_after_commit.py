@@ -1,7 +1,5 @@
 """Mode 1: no table at all; sent once the business transaction has committed; may lose."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Mode 2: stored in the business transaction, sent only after the commit, at once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """Mode 3: status with the broker's confirm, and a sweep that sends again what is due."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

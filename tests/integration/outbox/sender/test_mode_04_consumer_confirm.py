@@ -3,8 +3,6 @@
 The consumer here is a plain producer of confirms, so that it can lose, repeat and forge them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

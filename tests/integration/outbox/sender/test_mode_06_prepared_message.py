@@ -4,15 +4,12 @@ The sender's decisions and the outbox are in one database here, reached over con
 own; nothing uses that they do. The clock of the checks is moved by the tests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -56,11 +53,11 @@ class Business:
         self.asked: list[UUID] = []
         self.is_down = False
 
-    async def connect(self) -> asyncpg.Connection[Any]:
+    async def connect(self) -> asyncpg.Connection:
         return await asyncpg.connect(self._dsn)
 
     @asynccontextmanager
-    async def local_transaction(self, message_id: UUID) -> AsyncIterator[asyncpg.Connection[Any]]:
+    async def local_transaction(self, message_id: UUID) -> AsyncIterator[asyncpg.Connection]:
         connection = await self.connect()
         try:
             async with connection.transaction():

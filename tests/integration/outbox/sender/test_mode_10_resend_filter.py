@@ -1,7 +1,5 @@
 """Mode 10: what is merely queued at its consumer is not sent again, what is lost is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """Mode 13: finished messages are dropped by partition, unfinished ones never."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from typing import Any

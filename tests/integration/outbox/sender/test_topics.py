@@ -1,7 +1,5 @@
 """A writer to a topic says once when one broker's disk is all that holds what it sends."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

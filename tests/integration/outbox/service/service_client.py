@@ -1,7 +1,5 @@
 """Raw HTTP to an instance of the message service, and instances in processes of their own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

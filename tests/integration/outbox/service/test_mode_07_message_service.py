@@ -1,7 +1,5 @@
 """Mode 7: the outbox over HTTP, for services that own none."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gc

@@ -1,7 +1,5 @@
 """Message service and console as they run in production: with the shipped proxy before them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

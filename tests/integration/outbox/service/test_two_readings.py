@@ -1,7 +1,5 @@
 """Requests whose end two parsers may see in two places: the shipped proxy and we see the same."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """The message service among clients that are slow, greedy, or no clients at all."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import threading

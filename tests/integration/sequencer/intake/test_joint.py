@@ -1,7 +1,5 @@
 """Intakes that share a consumer: what befalls the topic of one stops no other."""
 
-from __future__ import annotations
-
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """A topic of many that its login may read no longer: the intakes of other chains go on."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One look at the topics of many chains: one that is missing ends the look at no other."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A real topic becomes a real chain: each record once, rejects on record, nothing skipped."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -4,8 +4,6 @@ A head with another nonce under the same epoch is that of another life of the ch
 that were promoted count alike. No test may pass by an error of a connection.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sequencer that the database or the broker refuses says why, and what is needed instead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -1,7 +1,5 @@
 """Two servers that both say that they are the primary: the old one, and the promoted standby."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

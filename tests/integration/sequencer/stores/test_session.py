@@ -1,7 +1,5 @@
 """What a leader's sessions depend on: pinned, refused, or watched; and what is in between."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

@@ -1,7 +1,5 @@
 """Chains that commit over one connection: each error of one, and what the others make of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

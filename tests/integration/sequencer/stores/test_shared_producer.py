@@ -1,7 +1,5 @@
 """Chains that share a producer: what befalls the topic of one delays no other."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """The floor under open load: a stall makes late whatever falls due in it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

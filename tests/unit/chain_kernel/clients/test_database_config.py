@@ -1,7 +1,5 @@
 """A text of libpq becomes one value, which refuses what cannot work and shows no secret."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a client does while it stops is its affair; its connections are closed all the same."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

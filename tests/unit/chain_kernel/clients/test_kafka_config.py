@@ -1,7 +1,5 @@
 """A config of Kafka refuses what cannot work, names the field, and shows no secret."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every config says in one way where Kafka is, and checks it when it is constructed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

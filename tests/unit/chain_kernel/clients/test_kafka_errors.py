@@ -1,7 +1,5 @@
 """Which errors of Kafka's client may pass by themselves, and what is said of each."""
 
-from __future__ import annotations
-
 import zlib
 from gzip import BadGzipFile
 

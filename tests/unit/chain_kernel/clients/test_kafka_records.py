@@ -1,7 +1,5 @@
 """One answer of a broker: what is said of a batch whose head is damaged."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

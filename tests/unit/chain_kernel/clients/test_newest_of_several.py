@@ -1,7 +1,5 @@
 """The newest of several primaries that answer is taken, however late our own loop is."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import suppress

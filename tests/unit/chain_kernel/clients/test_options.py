@@ -1,7 +1,5 @@
 """The same config in the words of Java's client and of librdkafka."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keys of every form that OpenSSL writes become the one form that Java reads."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a driver raised becomes an error that says what to do, without a secret."""
 
-from __future__ import annotations
-
 import asyncpg
 import pytest
 

@@ -1,7 +1,5 @@
 """A server that refuses a login, and never says goodbye, leaves the client's loop free to end."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import struct

@@ -3,8 +3,6 @@
 One that answers may be a standby that lags: what is read there is not what was committed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from chain_kernel.clients.topics import TopicDescription, certain_copies, durability_warning

@@ -1,7 +1,5 @@
 """A chain with true seals, and archives of it."""
 
-from __future__ import annotations
-
 import random
 import uuid
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The files of an archive alone: what was written is proven by its seals when it is read back."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import timedelta
 from pathlib import Path

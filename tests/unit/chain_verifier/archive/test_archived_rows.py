@@ -1,7 +1,5 @@
 """An archive as a source of rows: nothing leaves it before it is proven up to the boundary."""
 
-from __future__ import annotations
-
 import random
 import uuid
 from datetime import timedelta

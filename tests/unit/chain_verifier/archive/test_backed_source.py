@@ -1,7 +1,5 @@
 """A database with an archive behind it: who is asked for what, and in which order."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Every kind of fault, planted in a chain of six rows: 10, 20, ... 60."""
 
-from __future__ import annotations
-
 import pytest
 
 from chain_verifier.checks.buckets import Link, find_faults

@@ -1,7 +1,5 @@
 """Buckets are opened until every fault has a name, and no further."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Sequence

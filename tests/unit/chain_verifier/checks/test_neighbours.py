@@ -1,7 +1,5 @@
 """Findings of neighbouring rows are one finding, with its first and last id; all others stay."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a verifier remembers of a topic: frames, what is none, what is forged, epochs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from chain_verifier.checks.buckets import Horizon

@@ -1,7 +1,5 @@
 """Orders through a fold, in pieces of any size, with stored states among them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import lru_cache, partial

@@ -1,7 +1,5 @@
 """Options of a reader that fit no source."""
 
-from __future__ import annotations
-
 import pytest
 
 from chain_kernel.errors import SettingError

@@ -1,7 +1,5 @@
 """The local mode alone: clean exactly if the chain is, the first break by its ids, no Spark."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The core of a repair: what of a stored chain does not fit, and what may replace it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Mapping
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The address by which Spark reaches a database says what asyncpg is given, and has deadlines."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """What the command line makes of rows and options: states, spans, sizes."""
 
-from __future__ import annotations
-
 import click
 import pytest
 

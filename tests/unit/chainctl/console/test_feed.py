@@ -1,7 +1,5 @@
 """The console's feed in virtual time: one reader for all viewers, and what an outage looks like."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine

@@ -1,7 +1,5 @@
 """What the console makes of a snapshot: who is how, what needs a person, what has changed."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Snapshots as files: the newest whole one wins, and a crash at any point leaves one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A receiver whose place is kept elsewhere reports its place to the chain's database."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Sequence

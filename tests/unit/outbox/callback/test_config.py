@@ -1,7 +1,5 @@
 """What a callback service does after a question."""
 
-from __future__ import annotations
-
 from outbox.callback.config import AskRules, Reply, after_ask
 
 

@@ -1,7 +1,5 @@
 """What becomes of a received message, and of one whose handler has failed."""
 
-from __future__ import annotations
-
 import itertools
 
 import msgspec

@@ -1,7 +1,5 @@
 """What may still come in a partition: above the lowest floor of what is not committed, and last."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 from hypothesis import given

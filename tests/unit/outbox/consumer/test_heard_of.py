@@ -1,7 +1,5 @@
 """How often a consumer is heard of while a handler works. In virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 from typing import Any, cast

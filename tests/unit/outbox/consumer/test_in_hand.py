@@ -1,7 +1,5 @@
 """What is in hand: which messages may be worked on, and how far a partition is read."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

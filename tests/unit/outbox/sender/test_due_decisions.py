@@ -1,7 +1,5 @@
 """What the sweep does with what is due, and what follows from the answer to a check."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import UUID
 

@@ -1,7 +1,5 @@
 """The way to the broker, with a broker made up: each message is settled once, whatever happens."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from typing import Any, cast

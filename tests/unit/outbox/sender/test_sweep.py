@@ -1,7 +1,5 @@
 """What is logged of abnormal deliveries: one printable line each."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 import pytest

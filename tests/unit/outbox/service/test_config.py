@@ -1,7 +1,5 @@
 """The clients of a message service, and what each of them may do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

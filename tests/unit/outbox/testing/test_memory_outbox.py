@@ -1,7 +1,5 @@
 """The outbox in memory by itself: what it does to handlers, and that it can be repeated."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

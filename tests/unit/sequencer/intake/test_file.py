@@ -1,7 +1,5 @@
 """The same file again: what was taken is known, what changed is refused."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

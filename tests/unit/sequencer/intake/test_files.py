@@ -1,7 +1,5 @@
 """A file as an intake over a chain in memory: each row once, whatever the file is and was."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CSV and JSON Lines as orders: what is read, and what is refused by line."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Records of a topic become rows of a chain, each once, whatever goes wrong in between."""
 
-from __future__ import annotations
-
 import asyncio
 from asyncio import Task
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Keys: a repeat gets the first one's place, whatever happens in between."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Questions of many chains that share a statement."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Journals, and rows read straight from the database."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

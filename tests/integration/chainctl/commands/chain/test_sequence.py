@@ -1,7 +1,5 @@
 """Files become orders of a chain: each row once, in its order, whatever happened before."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

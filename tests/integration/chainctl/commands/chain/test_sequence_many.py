@@ -1,7 +1,5 @@
 """`chainctl sequence --chains`: many chains in one process, each for itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

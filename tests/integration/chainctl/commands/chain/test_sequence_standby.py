@@ -2,8 +2,6 @@
 hosts in one address.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

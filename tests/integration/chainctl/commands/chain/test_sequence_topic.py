@@ -1,7 +1,5 @@
 """`chainctl sequence --intake-topic`: killed, replaced, stopped, a topic becomes a chain once."""
 
-from __future__ import annotations
-
 import json
 import platform
 import random

@@ -1,7 +1,5 @@
 """`chainctl status`, `leader` and `lag` on chains in states that need words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`chainctl outbox dead`: what a consumer gave up, and what people do about it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """`chainctl outbox`: what people see of messages, and what they may do to them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

@@ -1,7 +1,5 @@
 """Files that may have no end, or that stand for gigabytes: one line, and little memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """`chainctl seal export`, and the seal that it prints held against the chain later."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

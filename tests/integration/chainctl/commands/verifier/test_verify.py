@@ -2,8 +2,6 @@
 
 # ruff: noqa: S608 - every value in a statement is a number of this file
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """`chainctl chain verify-mark`: marks are listed, and revoked with a reason."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

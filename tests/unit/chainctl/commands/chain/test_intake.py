@@ -1,7 +1,5 @@
 """Many chains in one process: which of their failures end a chain, and which are waited for."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Self

@@ -1,7 +1,5 @@
 """`seal export --to`: what goes out, and what an answer, or a disk, leads to."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys
