@@ -66,8 +66,10 @@ class Statuses(Model):
 
     def done(self, name: str, status: int) -> None:
         """Take note of an end; its row is written again where it moves to another partition."""
-        if name in self.ended:
-            self.rule("G10 ends once", status == self.standing[name][0], name, status)
+        is_again = name in self.ended
+        is_same = not is_again or status == self.standing[name][0]
+        self.rule("G10 ends once", is_same, name, status)
+        if is_again:
             return
         self._require_line(name, status)
         self.ended.add(name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import wrongs_receiving as receiving
 from . import wrongs_sequencing as sequencing
+from .world import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,8 @@ class Mutation:
     """The invariants one of which must be broken."""
     changes: dict[str, Any] = field(default_factory=dict)
     """What worlds need to be prone to it."""
+    simulate: Callable[..., object] = simulate
+    """What lives through a world of its kind."""
 
     @property
     def name(self) -> str:

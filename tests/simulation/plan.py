@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -13,6 +14,16 @@ CHAIN_ID = 1
 
 class Plan(Struct, frozen=True, kw_only=True):
     """The world of one seed, in words; printed with a failure."""
+
+    PLAINER: ClassVar[dict[str, object]] = {
+        "pairs": (), "old_primary": "never replaced", "fail_overs": 1, "wrong_seals": 0.0,
+        "commit_loss": 0.0, "database_loss": 0.0, "broker_loss": 0.0, "link_loss": 0.0,
+        "is_standby_stuck": False, "sources": "primary", "down_at_stop": "nothing",
+        "broker_in_the_end": "there", "topic_records": 0, "topic_partitions": 1, "receivers": 1,
+        "clients": 1, "sequencers": 1, "calls_per_client": 5, "is_time_ids": False,
+        "refuses_without_kafka": False, "linger_seconds": 0.0, "patience_seconds": 1_000.0,
+    }  # fmt: skip
+    """See `SeedFailed`."""
 
     seed: int
     sequencers: int

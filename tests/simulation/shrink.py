@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .world import SeedFailed, simulate
+from .seeds import SeedFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from .plan import Plan
-
-PLAINER: Final[dict[str, object]] = {
-    "pairs": (), "old_primary": "never replaced", "fail_overs": 1, "wrong_seals": 0.0,
-    "commit_loss": 0.0, "database_loss": 0.0, "broker_loss": 0.0, "link_loss": 0.0,
-    "is_standby_stuck": False, "sources": "primary", "down_at_stop": "nothing",
-    "broker_in_the_end": "there", "topic_records": 0, "topic_partitions": 1, "receivers": 1,
-    "clients": 1, "sequencers": 1, "calls_per_client": 5, "is_time_ids": False,
-    "refuses_without_kafka": False, "linger_seconds": 0.0, "patience_seconds": 1_000.0,
-}  # fmt: skip
-"""What may be left out of a world, the most confusing first: lost and late messages among them, so
-that what is left comes in the order in which it was sent."""
 
 FAULTS_MAX: Final = 60
 
@@ -36,8 +23,8 @@ def shrink(failure: SeedFailed) -> SeedFailed:
     return smallest
 
 
-def _smaller(plan: Plan) -> Iterator[dict[str, Any]]:
-    for name, value in PLAINER.items():
+def _smaller(plan: Any) -> Iterator[dict[str, Any]]:
+    for name, value in plan.PLAINER.items():
         if getattr(plan, name) != value:
             yield {name: value}
     yield {"faults_per_second": 0.0}
@@ -46,7 +33,7 @@ def _smaller(plan: Plan) -> Iterator[dict[str, Any]]:
 def _failing(failure: SeedFailed, changes: dict[str, Any]) -> SeedFailed | None:
     """Return how the world fails with more changes, if it breaks the same rule."""
     try:
-        simulate(failure.seed, **{**failure.changes, **changes})
+        failure.again(failure.seed, **{**failure.changes, **changes})
     except SeedFailed as found:
         return found if found.rule == failure.rule else None
     return None

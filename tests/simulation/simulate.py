@@ -8,14 +8,19 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import product
 from typing import NamedTuple, TextIO
 
+from tests.simulation import world as chain
+from tests.simulation.outbox import world as outbox
+from tests.simulation.seeds import SeedFailed
 from tests.simulation.shrink import shrink
-from tests.simulation.world import SeedFailed, simulate
 
 CHUNK = 50
 ASKING_WORLDS = 100
 """In so many every rule of every model is asked."""
+KINDS = (chain.simulate, outbox.simulate)
+"""Each seed is one of either."""
 
 
 class Lived(NamedTuple):
@@ -33,11 +38,11 @@ def live_through(until: int, first: int) -> Lived:
     """Live through some worlds from the seed `first` on, at most up to `until`."""
     seeds = range(first, min(first + CHUNK, until))
     lived = Lived(len(seeds), [], set(), Counter())
-    for seed in seeds:
+    for seed, simulate in product(seeds, KINDS):
         try:
-            judge = simulate(seed).judge
-            lived.successions.update(judge.successions)
-            for model in judge.models:
+            world = simulate(seed)
+            lived.successions.update(world.successions)
+            for model in world.models:
                 lived.asked.update(dict.fromkeys(model.RULES, 0))
                 lived.asked.update(model.decided)
         except SeedFailed as failure:

@@ -12,7 +12,8 @@ from chain_kernel.testing.virtual_loop import run_virtual
 
 from .hosts import LEASE_SECONDS
 from .plan import Plan
-from .world import World, quiet
+from .seeds import quiet
+from .world import World
 
 if TYPE_CHECKING:
     from .hosts import Leader

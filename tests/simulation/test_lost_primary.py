@@ -31,7 +31,8 @@ from sequencer import SequencerTuning
 
 from .plan import CHAIN_ID, Plan
 from .receiver_host import POLL_AFTER_SECONDS, ReceiverHost
-from .world import World, quiet
+from .seeds import quiet
+from .world import World
 
 SEEDS = 60
 NOTICED_SECONDS = 15.0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from .mutations import MUTATIONS, Mutation
+from .outbox.mutations import MUTATIONS as OF_MESSAGES
+from .seeds import SeedFailed
 from .shrink import shrink
-from .world import SeedFailed, simulate
 
 pytestmark = pytest.mark.simulation
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *OF_MESSAGES], ids=lambda mutation: mutation.name)
 def test_engine_with_a_wrong_is_found_out_within_the_stated_seeds(mutation: Mutation) -> None:
     with mutation.done():
         found = first_failure(mutation)
@@ -23,7 +24,7 @@ def test_engine_with_a_wrong_is_found_out_within_the_stated_seeds(mutation: Muta
 def first_failure(mutation: Mutation) -> SeedFailed | None:
     for seed in range(mutation.seeds):
         try:
-            simulate(seed, **mutation.changes)
+            mutation.simulate(seed, **mutation.changes)
         except SeedFailed as failure:
             return failure
     return None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from itertools import count
@@ -18,7 +16,7 @@ from chain_kernel.errors import Fenced
 from chain_kernel.testing.memory_chain import LinkDial
 from chain_kernel.testing.memory_receiver import MemoryReplica
 from chain_kernel.testing.memory_store import MemoryDatabase
-from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
+from chain_kernel.testing.virtual_loop import virtual_clock
 from tests.doubles.hosts import Host, Hosts
 from tests.doubles.wire import Dial, Wire, WiredServer
 from tests.judge.judge import Judge
@@ -34,15 +32,17 @@ from .orders_topic import OrdersTopic
 from .pairs import begin_pair
 from .plan import CHAIN_ID, Plan
 from .receiver_host import ReceiverHost
+from .seeds import live_through
 from .seen import SeenChain, SeenLog
 from .watch import LeadWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterator
+    from collections.abc import Callable, Collection, Coroutine, Iterable
     from typing import Any
 
     from chain_kernel.errors import GapError, HaltError, TopicError
     from chain_kernel.testing.virtual_loop import Process
+    from tests.judge.rules import Model
 
 SERVED_SECONDS = 20.0
 """In so long after the last fault every client has an answer to everything (G15: a lease, a
@@ -168,6 +168,14 @@ class World:
 
     def broker_wire(self) -> Wire:
         return Wire(self.broker_server, self.broker_dial, self.random)
+
+    @property
+    def models(self) -> Iterable[Model]:
+        return self.judge.models
+
+    @property
+    def successions(self) -> Collection[tuple[str, str]]:
+        return self.judge.successions
 
     @property
     def oldest_epoch(self) -> int:
@@ -375,23 +383,6 @@ class World:
             host.restart()
 
 
-class SeedFailed(AssertionError):
-    """A seed found something: what, and how to see it again."""
-
-    def __init__(
-        self, plan: Plan, error: BaseException, trace: list[str], changes: dict[str, Any]
-    ) -> None:
-        """`changes` are those to what the seed draws."""
-        story = "\n".join(trace)
-        changed = f" with {changes}" if changes else ""
-        super().__init__(
-            f"seed {plan.seed}{changed}: {error}\n{plan}\n{story}\n"
-            f"replay: make simulate SEED={plan.seed} SEEDS=1"
-        )
-        self.seed, self.plan, self.changes = plan.seed, plan, changes
-        self.rule = str(error).partition(":")[0]
-
-
 def simulate(seed: int, *, without_faults: Collection[int] = (), **changes: Any) -> World:
     """Live through the world of `seed`, with `changes` to its plan; the rest is as of a World.
 
@@ -400,31 +391,11 @@ def simulate(seed: int, *, without_faults: Collection[int] = (), **changes: Any)
     plan = msgspec.structs.replace(Plan.draw(seed), **changes)
     if without_faults:
         changes = {**changes, "without_faults": tuple(without_faults)}
-    worlds: list[World] = []
-
-    async def live() -> None:
-        worlds.append(World(plan, without_faults=without_faults))
-        try:
-            await worlds[0].live()
-        finally:
-            worlds[0].end()
-
-    with quiet(), small_bounds(plan), mad_frames(plan):
-        try:
-            run_virtual(live(), seed=seed, seconds=600.0)
-            worlds[0].check()
-        except Exception as error:
-            trace = list(worlds[0].trace) if worlds else []
-            raise SeedFailed(plan, error, trace, changes) from error
-    return worlds[0]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Write none of the warnings of a thousand broken worlds."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
+    return live_through(
+        plan,
+        lambda: World(plan, without_faults=without_faults),
+        changes,
+        simulate,
+        small_bounds(plan),
+        mad_frames(plan),
+    )
