@@ -7,7 +7,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from uuid import UUID
 
@@ -580,20 +580,6 @@ async def test_message_that_is_gone_becomes_abnormal(rig: Rig, sender: Sender) -
     await rig.mode_5.resend(CONSUMER, [message_id])
     (row,) = await sender.pending()
     assert (row["status"], row["last_error"]) == (Status.ABNORMAL, "its message is gone")
-
-
-async def test_message_that_is_rolled_back_to_a_savepoint_is_not_sent(
-    rig: Rig, sender: Sender
-) -> None:
-    connection = await sender.connect()
-    async with rig.mode_5.transaction(connection) as business:
-        with suppress(ZeroDivisionError):
-            async with connection.transaction():
-                await business.add("clearing", b"never")
-                raise ZeroDivisionError
-        kept = await business.add("clearing", b"pay")
-    await rig.mode_5.settle()
-    assert await sender.sent(rig.destination) == [kept]
 
 
 async def test_message_that_its_consumer_has_parked_is_not_asked_about_meanwhile(

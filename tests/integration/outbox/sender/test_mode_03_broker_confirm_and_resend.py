@@ -124,23 +124,6 @@ async def test_tries_are_counted_exactly_with_two_sweepers_and_end_in_abnormal(
     assert sorted(line.split()[1] for line in lines) == sorted(map(str, ids))
 
 
-async def test_stale_owner_finishes_nothing(sender: Sender) -> None:
-    await sender.set_up()
-    async with sender.relay() as relay:
-        (message_id,) = await sender.store(1)
-        await sender.until_status(message_id, Status.CONFIRMED)
-        # Another relay has claimed it meanwhile: what the first one still has to write is stale.
-        await sender.admin.execute(
-            "UPDATE outbox_pending SET status = 0, claim_token = gen_random_uuid(), send_count = 2"
-        )
-        stale = draw_message_ids(1)[0]
-        relay._acks.failed([(message_id, stale)], "stale")
-        relay._acks.released([(message_id, stale)], "stale")
-        await relay.settle()
-        (row,) = await sender.pending()
-        assert (row["status"], row["send_count"], row["last_error"]) == (Status.INIT, 2, None)
-
-
 async def test_topic_that_refuses_a_message_does_not_harm_the_others(sender: Sender) -> None:
     clearing = await sender.set_up(tries_max=1)
     narrow = {"max.message.bytes": "2000"}

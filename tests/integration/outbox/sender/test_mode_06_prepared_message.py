@@ -499,18 +499,6 @@ async def test_one_senders_checks_follow_each_other_without_a_pause(
             await sender.until_status(message_id, Status.CANCELLED)
 
 
-async def test_decision_counts_for_every_consumer_of_the_message(
-    sender: Sender, desk: Desk, business: Business
-) -> None:
-    await sender.set_up(consumers=("ledger", "risk"))
-    message_id = await desk.prepare()
-    await business.do(message_id)
-    assert await desk.check_after(30) == 1, "one check, whatever the number of consumers"
-    rows = await sender.pending()
-    assert [(r["consumer"], r["status"]) for r in rows] == [("ledger", 0), ("risk", 0)]
-    assert business.asked == [message_id]
-
-
 async def test_decision_against_the_one_that_was_made_is_refused(
     sender: Sender, desk: Desk
 ) -> None:
