@@ -239,10 +239,11 @@ class InboxTables:
             lambda _, row: {**row, "due_at": due_at} if row["due_at"] is None else None,
         )
 
-    async def _do_bury(self, tx: SqlTransaction, of: int, *given: Value) -> list[bool]:
+    async def _do_bury(self, tx: SqlTransaction, of: int, *given: Value) -> list[Record]:
         names = (*STORED, "failures", "reason", "last_error")
         row = dict(zip(names, given, strict=True))
-        return [await self.dead.insert(tx, (of, given[0]), row)]
+        is_new = await self.dead.insert(tx, (of, given[0]), row)
+        return records("message_id", [given[:1]] if is_new else [])
 
     # -- retention ---------------------------------------------------------------------------------
 
