@@ -22,6 +22,7 @@ from .brokers import Brokers, brokers_in
 from .chains import create_chain, create_chain_on_pair
 from .processes import Worker
 from .rounds import Row, table
+from .seen import watch_calls
 
 MakeChain = Callable[..., Awaitable[Chain]]
 StartWorker = Callable[..., Awaitable[Worker]]
@@ -55,6 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
+
+
+@pytest.fixture(autouse=True)
+def seen_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `inspect` know what was asked for and answered in this process."""
+    watch_calls(monkeypatch)
 
 
 @pytest.fixture

@@ -2,6 +2,11 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import inf
+from operator import itemgetter
+
+import asyncpg
 
 from chain_kernel.model import Event
 from chain_kernel.seal import PAGE_ROWS_MAX
@@ -9,78 +14,114 @@ from tests.builders.created_chain import Chain
 from tests.judge.judge import Judge
 from tests.simulation.seen import rows_of
 
-from .processes import Acked, history_of
+from .seen import Observation, Seen, seen_of
 
 _BATCHES = """
     SELECT *, (extract(epoch FROM committed_at) * 1000000)::bigint AS us
       FROM chain_batch WHERE chain_id = $1 ORDER BY last_id
 """
+_TERMS = "SELECT epoch, after_id, timeline FROM chain_term WHERE chain_id = $1 ORDER BY epoch"
+
+
+class Moment:
+    """A clock that shows where the judge's story has come to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 async def inspect(
     chain: Chain,
-    acked: Iterable[Acked] = (),
     effects: Mapping[str, Sequence[Event]] | None = None,
+    *,
+    seen: Seen | None = None,
 ) -> list[Event]:
-    """Judge the chain, what was acknowledged and what took effect, by name; return the rows."""
+    """Judge the chain, what callers saw of it, and what took effect, by name; return the rows.
+
+    `seen` is by default all that was seen of the chain; of an empty one nothing is judged.
+    """
+    seen = seen_of(chain.config) if seen is None else seen
+    before = len(seen.events)
     # The server may still commit what a killed process sent: two looks would see two chains.
     async with chain.at_one_instant() as now:
         rows = await now.rows()
-        judge = await _judge_of(now, rows)
+        # What was answered later is not in these rows; what was asked for may be.
+        later = [event for event in seen.events[before:] if event[1] == "asked"]
+        judge = await _judge_of(now, rows, [*seen.events[:before], *later])
         await _check_pages(now)
-    for order in acked:
-        judge.saw("answered", order.key, order.payload, order.ack.id, order.ack.pid)
-    history_of(chain.config).over({row.id for row in rows})
     for name, events in (effects or {}).items():
         judge.saw("effect", name, rows_of(events))
     return rows
 
 
-async def inspect_topic(chain: Chain) -> None:
-    """Judge the topic: rows of the chain alone, and none is missing but those on record."""
+async def inspect_topic(chain: Chain, *, keeps_all: bool = True) -> None:
+    """Judge the topic: rows of the chain alone, and none is missing but those on record.
+
+    `keeps_all`: it was never made again.
+    """
     rows = await chain.rows()
-    judge = await _judge_of(chain, rows)
+    judge = await _judge_of(chain, rows, [])
     for record in await chain.records():
         judge.saw("frame", record)
     await chain.frames()  # each is signed
     skips = await chain.fetch(
         "SELECT after_id, until_id FROM chain_skip WHERE chain_id = $1", chain.chain_id
     )
-    last_id = rows[-1].id if rows else 0
+    last_id = rows[-1].id if rows and keeps_all else 0
     judge.saw("published", last_id, [tuple(skip) for skip in skips])
 
 
-async def _judge_of(chain: Chain, rows: list[Event]) -> Judge:
-    """Return a judge who has seen terms, batches and head as they are stored."""
+async def _judge_of(chain: Chain, rows: list[Event], events: Sequence[Observation]) -> Judge:
+    """Return a judge who has seen what is stored, each batch at its time among `events`."""
     database_id = await chain.value("SELECT database_id FROM schema_version")
-    judge = Judge(database_id.bytes, chain.chain_id)
-    # Who asked is not known here: every order that is there may be.
-    judge.saw("asked", [row.key for row in rows])
-    terms = deque(
-        await chain.fetch(
-            "SELECT epoch, after_id FROM chain_term WHERE chain_id = $1 ORDER BY epoch",
-            chain.chain_id,
-        )
-    )
+    clock = Moment()
+    judge = Judge(database_id.bytes, chain.chain_id, clock=clock)
+    waiting = deque(sorted(events, key=itemgetter(0)))
+
+    def see(until: float) -> None:
+        while waiting and waiting[0][0] < until:
+            clock.now, what, values = waiting.popleft()
+            judge.saw(what, *values)
+
+    if not events:
+        judge.saw("asked", [row.key for row in rows])
+    (head,) = await chain.fetch("SELECT * FROM chain_head WHERE chain_id = $1", chain.chain_id)
+    terms = deque(await chain.fetch(_TERMS, chain.chain_id))
+    judge.saw("durable", _durable(terms, head["last_id"]))
     genesis, *batches = await chain.fetch(_BATCHES, chain.chain_id)
     assert genesis["seal"] == judge.fence.seal
     at = 0
     for batch in batches:
+        see(batch["us"] / 1e6)
         while terms and terms[0]["epoch"] <= batch["epoch"]:
-            judge.saw("term", *terms.popleft())
+            judge.saw("term", terms[0]["epoch"], terms[0]["after_id"])
+            judge.saw("durable", _durable(terms, head["last_id"]))
+            terms.popleft()
         of_batch = rows_of(rows[at : at + batch["row_count"]])
         at += batch["row_count"]
         judge.saw("batch", batch["epoch"], batch["us"], batch["seal"], of_batch)
         ends = (batch["prev_last_id"], batch["first_id"], batch["last_id"])
         assert ends == (of_batch[0][1], of_batch[0][0], of_batch[-1][0]), ends
     assert at == len(rows), "rows outside of every batch"
+    see(inf)
     for term in terms:
-        judge.saw("term", *term)
-    (head,) = await chain.fetch("SELECT * FROM chain_head WHERE chain_id = $1", chain.chain_id)
+        judge.saw("term", term["epoch"], term["after_id"])
+    judge.saw("over")
     judge.saw("stored_head", head["last_id"], head["last_seal"], head["epoch"])
     assert head["published_id"] in {batch["last_id"] for batch in (genesis, *batches)}
-    judge.saw("durable", head["last_id"])
     return judge
+
+
+def _durable(terms: Iterable[asyncpg.Record], last_id: int) -> int:
+    """Return how far the standby had come that is promoted next, or what is there in the end."""
+    promoted = (
+        term["after_id"]
+        for before, term in pairwise(terms)
+        if term["timeline"] > before["timeline"]
+    )
+    return next(promoted, last_id)
 
 
 async def _check_pages(chain: Chain) -> None:

@@ -12,56 +12,25 @@ from pathlib import Path
 
 import msgspec
 
-from chain_kernel.model import Event
 from sequencer import Ack, SequencerConfig
 from tests.deadlines import deadline
-from tests.judge.history import History
 from tests.pipes import send_to_child
 
+from .seen import Asked, Seen, seen_of
 from .worker import LINE_BYTES_MAX, Report, Submit, payload_of
 
-_HISTORIES: dict[tuple[str, int], History] = {}
-
-
-def history_of(config: SequencerConfig) -> History:
-    """Return the calls of all workers of a chain, by the test's clock.
-
-    Each test has a database of its own name, which is reached by many ways.
-    """
-    name = str(config.database).rpartition("/")[2].partition("?")[0]
-    return _HISTORIES.setdefault((name, config.chain_id), History(time.monotonic))
-
-
 _ROOT = Path(__file__).parents[2]
-
-
-class Acked(msgspec.Struct, frozen=True):
-    """An order that a sequencer acknowledged."""
-
-    ack: Ack
-    key: str
-    payload: bytes
-
-    def matches(self, row: Event) -> bool:
-        return (row.id, row.pid, row.key, row.payload) == (
-            self.ack.id,
-            self.ack.pid,
-            self.key,
-            self.payload,
-        )
 
 
 class Worker:
     """One process. `acked` and `refused` fill up as it reports."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, payload_bytes: int, history: History
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, payload_bytes: int, seen: Seen) -> None:
         self.process = process
-        self.history = history
-        self._began = time.monotonic()
+        self.seen = seen
+        self._began = time.time()
         self.payload_bytes = payload_bytes
-        self.acked: dict[str, Acked] = {}
+        self.acked: dict[str, Ack] = {}
         self.refused: dict[str, Report] = {}
         self.leads: Report | None = None
         self.ended: Report | None = None
@@ -81,14 +50,14 @@ class Worker:
             cwd=_ROOT,
             limit=LINE_BYTES_MAX,
         )
-        worker = cls(process, payload_bytes, history_of(config))
+        worker = cls(process, payload_bytes, seen_of(config))
         await worker._send(msgspec.json.encode(config))
         return worker
 
     async def submit(self, keys: list[str], *, together: bool = True) -> None:
         """Hand orders over; their answers come in `acked` and `refused`."""
         self.submitted += keys
-        self.history.asked(keys)
+        self.seen.asked(keys)
         work = Submit(keys=keys, payload_bytes=self.payload_bytes, together=together)
         await self._send(msgspec.json.encode(work))
 
@@ -158,15 +127,16 @@ class Worker:
     def _note(self, report: Report) -> None:
         if report.what == "leads":
             self.leads = report
-            self.history.looked(report.head, self._began)
+            self.seen.saw("looked", report.head, self._began)
         elif report.what == "ended":
             self.ended = report
         elif report.what == "acked":
-            for key, (row_id, pid) in zip(report.keys, report.acks, strict=True):
-                payload = payload_of(key, self.payload_bytes)
-                self.history.answered(key, payload, row_id, pid)
-                self.acked[key] = Acked(Ack(row_id, pid), key, payload)
+            for key, place in zip(report.keys, report.acks, strict=True):
+                order, ack = Asked(key, payload_of(key, self.payload_bytes)), Ack(*place)
+                self.seen.answered(order, ack)
+                self.acked[key] = ack
         else:
+            self.seen.failed(report.keys, report.text, is_sure=report.is_sure)
             self.refused.update(dict.fromkeys(report.keys, report))
 
     async def _until(self, happened: Callable[[], bool]) -> None:

@@ -1,39 +1,60 @@
 """Many receivers in a process of their own.
 
 `python -m tests.faults.receivers` reads the configs as one line of JSON, starts them all at once
-and writes a line. For each id that it then reads it writes a line when all have delivered, and
-stored, the row with that id.
+and writes a line. For each id that it then reads it writes what each has taken, once all have
+delivered, and stored, the row with that id.
 """
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from hashlib import sha256
 
 import msgspec
 
+from chain_kernel.model import Event
 from matcher_receiver import ReceiverConfig
 from matcher_receiver.receiver import Receiver
 from orderchain import open_receiver
+
+
+class Taken(msgspec.Struct):
+    """All that a receiver has handed on: where it began and ended, and every byte of it."""
+
+    after_id: int
+    until_id: int = 0
+    digest: str = ""
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Take what comes next."""
+        for each in events:
+            self.until_id = each.id
+            self.digest = sha256(self.digest.encode() + msgspec.msgpack.encode(each)).hexdigest()
 
 
 class Delivered:
     """How far each receiver has come."""
 
     def __init__(self) -> None:
-        self._places: dict[str, int] = {}
+        self._taken: dict[str, Taken] = {}
         self._changed = asyncio.Condition()
 
     async def follow(self, name: str, receiver: Receiver) -> None:
-        self._places[name] = receiver.head_delivered
+        taken = self._taken[name] = Taken(receiver.head_delivered)
         async for run in receiver:
             await receiver.checkpoint(run)
             async with self._changed:
-                self._places[name] = run.end.id
+                taken.take(run.events)
                 self._changed.notify_all()
 
-    async def until(self, row_id: int) -> None:
+    async def until(self, row_id: int) -> dict[str, Taken]:
+        """Return what each has taken once all have come to that row."""
         async with self._changed:
-            await self._changed.wait_for(lambda: min(self._places.values()) >= row_id)
+            await self._changed.wait_for(
+                lambda: min(taken.until_id for taken in self._taken.values()) >= row_id
+            )
+            return self._taken
 
 
 async def main() -> None:
@@ -52,8 +73,8 @@ async def main() -> None:
         ]
         print("started", flush=True)  # noqa: T201 - read by the test
         while line := await reader.readline():
-            await delivered.until(int(line))
-            print("delivered", flush=True)  # noqa: T201 - read by the test
+            taken = msgspec.json.encode(await delivered.until(int(line)))
+            print(taken.decode(), flush=True)  # noqa: T201 - read by the test
         for task in following:
             task.cancel()
 

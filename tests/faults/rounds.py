@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -28,14 +27,15 @@ from matcher_receiver import (
     ReceiverConfig,
     ReceiverTuning,
 )
+from sequencer import Ack
 from tests.builders.created_chain import Chain
 from tests.builders.standbys import ServerPair
 from tests.deadlines import deadline, stretched
 
 from .brokers import Brokers, Kafka
 from .chains import create_chain, promoted, require_whole
-from .inspector import inspect
-from .processes import Acked, Worker
+from .inspector import inspect, inspect_topic
+from .processes import Worker
 
 LED_SECONDS = 15.0
 """Beside the lease: while the database is well, orders are committed again within both."""
@@ -57,9 +57,6 @@ class Row(msgspec.Struct):
     pair: str = ""
     rounds: int = 0
     acknowledged: int = 0
-    lost: int = 0
-    repeated: int = 0
-    out_of_order: int = 0
     longest_seconds: float = 0.0
     """Without a commit, whatever the reason."""
     unled_seconds: float = 0.0
@@ -69,9 +66,6 @@ class Row(msgspec.Struct):
     def add(self, other: Row) -> None:
         self.rounds += other.rounds
         self.acknowledged += other.acknowledged
-        self.lost += other.lost
-        self.repeated += other.repeated
-        self.out_of_order += other.out_of_order
         self.longest_seconds = max(self.longest_seconds, other.longest_seconds)
         self.unled_seconds = max(self.unled_seconds, other.unled_seconds)
         self.doctor = self.doctor or other.doctor
@@ -81,20 +75,20 @@ class Load:
     """A client that submits without end, and again what has no answer, to the leader."""
 
     def __init__(self, sequencers: Sequencers) -> None:
-        self.acked: dict[str, Acked] = {}
-        self.moved: list[str] = []
-        """Keys that were acknowledged a second time with another place."""
+        self.acked: dict[str, Ack] = {}
+        self.is_over = self.has_ended = False
         self._sequencers = sequencers
         self._open: list[str] = []
         self._made = 0
 
     async def run(self) -> None:
-        while True:
+        while not self.is_over:
             worker = self._sequencers.leading
             if worker is None:
                 await asyncio.sleep(LOOK_SECONDS)
             else:
                 await self._call(worker)
+        self.has_ended = True
 
     async def _call(self, worker: Worker) -> None:
         keys = self._open or [f"k{self._made + n}" for n in range(10)]
@@ -108,16 +102,11 @@ class Load:
         while worker.ended is None and not self._is_answered(worker, keys):
             assert time.monotonic() - began < stretched(CALL_SECONDS + 15.0), "a caller waits"
             await asyncio.sleep(0.02)
-        self._note(worker)
+        self.acked |= worker.acked
         self._open = [key for key in keys if key not in self.acked]
 
     def _is_answered(self, worker: Worker, keys: list[str]) -> bool:
         return all(key in worker.acked or key in worker.refused for key in keys)
-
-    def _note(self, worker: Worker) -> None:
-        for key, order in worker.acked.items():
-            if self.acked.setdefault(key, order) != order:
-                self.moved.append(key)
 
 
 class Sequencers:
@@ -240,8 +229,9 @@ class Round:
         self.journal = Journal(chain, (pair or postgres).dsn(GAP_READER, database))
         self.watch = CommitWatch(chain)
         self.said = ""
+        self.keeps_topic = True
+        """Its topic was never made again."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._lost = 0
 
     async def live(self, story: Callable[[Round], Awaitable[None]]) -> None:
         """Live through the story; raises AssertionError for what must not come of it."""
@@ -385,18 +375,17 @@ class Round:
     # -- the end -------------------------------------------------------------------------------
 
     async def finish(self) -> None:
-        """Wait until all is well and delivered, and hold what came of it to the invariants."""
+        """Wait until all is well, published and delivered, and judge what came of it."""
         await self.until_committed()
-        last = max(order.ack.id for order in self.load.acked.values())
+        self.load.is_over = self.watch.is_held_up = True
+        await self.until(lambda: self.load.has_ended)
+        last = (await self.chain.head())["last_id"]
         await self.until(lambda: self._delivered_id >= last or self.journal.halted is not None)
-        self.check()
         assert self.journal.halted is None, repr(self.journal.halted)
-        acked = list(self.load.acked.values())
-        stored = {row.id for row in await self.chain.rows()}
-        due = {row_id for row_id in stored if row_id <= self._delivered_id}
-        gone = {order.ack.id for order in acked} - stored
-        self._lost = len(gone) + len(due - {event.id for event in self.journal.events})
-        await inspect(self.chain, acked, {"journal": list(self.journal.events)})
+        await self.until_published()
+        rows = await inspect(self.chain, {"journal": self.journal.events})
+        assert len(self.journal.events) == len(rows)
+        await inspect_topic(self.chain, keeps_all=self.keeps_topic)
         await require_whole(self.chain)
 
     @property
@@ -406,13 +395,9 @@ class Round:
     @property
     def row(self) -> Row:
         """What came of it; of a round that did not get to its end, what is known."""
-        delivered = [event.id for event in self.journal.events]
         return Row(
             rounds=1,
             acknowledged=len(self.load.acked),
-            lost=self._lost,
-            repeated=len(delivered) - len(set(delivered)) + len(self.load.moved),
-            out_of_order=sum(a >= b for a, b in pairwise(delivered)),
             longest_seconds=self.watch.longest_seconds,
             unled_seconds=self.watch.unled_seconds,
             doctor=self.said,
@@ -438,12 +423,11 @@ def _summary(out: bytes) -> str:
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a table for people."""
-    head = ("pair", "rounds", "acked", "lost", "repeated", "order", "no commit", "unled", "doctor")
+    head = ("pair", "rounds", "acked", "no commit", "unled", "doctor")
     lines = [
         (
-            row.pair, str(row.rounds), str(row.acknowledged), str(row.lost), str(row.repeated),
-            str(row.out_of_order), f"{row.longest_seconds:.1f} s", f"{row.unled_seconds:.1f} s",
-            row.doctor,
+            row.pair, str(row.rounds), str(row.acknowledged), f"{row.longest_seconds:.1f} s",
+            f"{row.unled_seconds:.1f} s", row.doctor,
         )
         for row in rows
     ]  # fmt: skip

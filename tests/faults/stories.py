@@ -344,6 +344,7 @@ async def sequencing(
 @asynccontextmanager
 async def topic_away(it: Round) -> AsyncIterator[None]:
     """The chain's topic is deleted, and made again at the end."""
+    it.keeps_topic = False
     await delete_topic(it, it.chain.topic)
     try:
         yield

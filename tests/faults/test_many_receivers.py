@@ -20,6 +20,8 @@ from tests.deadlines import deadline
 from tests.pipes import stdin_of, stdout_of
 
 from .conftest import MakeChain
+from .inspector import inspect
+from .receivers import Taken
 
 PROCESSES = 4
 ORDERS = 20
@@ -45,26 +47,27 @@ async def receiving(configs: list[ReceiverConfig]) -> AsyncIterator[asyncio.subp
         await process.wait()
 
 
-async def said(process: asyncio.subprocess.Process, word: str) -> None:
-    assert (await stdout_of(process).readline()).decode().strip() == word
-
-
 class Crowd:
     """All receivers, and the connections that they hold."""
 
     def __init__(self, chain: Chain, processes: list[asyncio.subprocess.Process]) -> None:
         self._chain = chain
         self._processes = processes
+        self.taken: dict[str, Taken] = {}
 
     async def until_started(self) -> None:
-        async with deadline():
-            await asyncio.gather(*(said(each, "started") for each in self._processes))
+        assert await self._said() == [b"started\n"] * PROCESSES
 
     async def until_delivered(self, row_id: int) -> None:
         for process in self._processes:
             stdin_of(process).write(b"%d\n" % row_id)
+        for said in await self._said():
+            self.taken |= msgspec.json.decode(said, type=dict[str, Taken])
+
+    async def _said(self) -> list[bytes]:
+        """Return the next line of each process."""
         async with deadline():
-            await asyncio.gather(*(said(each, "delivered") for each in self._processes))
+            return await asyncio.gather(*(stdout_of(each).readline() for each in self._processes))
 
     async def until_idle(self) -> None:
         """Wait until no place holds a connection, and each process at most one to read."""
@@ -125,3 +128,6 @@ async def test_receivers_of_one_chain_start_at_once_and_outlive_broker_and_datab
         postgres_to_break.start()
         await crowd.until_delivered(await submit(sequencer, 3))
         await crowd.until_idle()
+    whole = Taken(0)
+    whole.take(await inspect(chain))
+    assert crowd.taken == {str(config.name): whole for config in configs}

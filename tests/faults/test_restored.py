@@ -41,6 +41,7 @@ from tests.tuned import tuned
 
 from .chains import create_chain
 from .inspector import inspect
+from .seen import Seen
 
 OLD_ORDERS = 100
 LOST_ORDERS = 2_000
@@ -145,7 +146,7 @@ class LostLife:
         assert len(new) == LOST_ORDERS
         assert new.isdisjoint(self.lost)
         assert min(new) > max(self.lost), "nor will they be, for as long as it leads"
-        rows = await inspect(restored)
+        rows = await inspect(restored, seen=Seen())  # of another life
         assert {row.id for row in rows} == self.old | new
         following = asyncio.create_task(self.behind.follow(gap_dsn, max(new)))
         await send_again(restored, records[-4:])

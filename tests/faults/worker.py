@@ -17,6 +17,8 @@ import msgspec
 from chain_kernel.errors import OrderchainError, RefusedError
 from sequencer import Ack, Order, Sequencer, SequencerConfig, open_sequencer
 
+from .seen import is_sure
+
 LINE_BYTES_MAX = 2**26
 
 
@@ -38,6 +40,8 @@ class Report(msgspec.Struct, omit_defaults=True):
     head: int = 0
     error: str = ""
     text: str = ""
+    is_sure: bool = False
+    """The error says that nothing was committed, nor will be."""
     published: int = 0
     unknown_outcomes: int = 0
 
@@ -72,7 +76,8 @@ async def answer(acks: Awaitable[Sequence[Ack]], keys: list[str]) -> None:
     try:
         say(Report("acked", keys=keys, acks=[(ack.id, ack.pid) for ack in await acks]))
     except OrderchainError as error:
-        say(Report("refused", keys=keys, error=type(error).__name__, text=str(error)))
+        kind, text = type(error).__name__, str(error)
+        say(Report("refused", keys=keys, error=kind, text=text, is_sure=is_sure(error)))
 
 
 async def read_lines() -> asyncio.StreamReader:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from .rules import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 Call = tuple[float, float, float, str]
 """Its place, when it began and ended, and whose it is."""
@@ -45,19 +45,18 @@ class History(Model):
         """Take note of a look, or of a take-over, that showed this head and is over now."""
         self._looks.append((head + 0.5, began, self._clock(), f"look at {head}"))
 
-    def calls(self, ids: Collection[int] | None = None) -> list[Call]:
-        """Return the calls that had an answer; `ids`: of orders with these ids alone."""
+    def calls(self) -> list[Call]:
+        """Return the calls that had an answer."""
         orders = [
             (float(row_id), self._began.get(key, -inf), ended, key)
             for key, (row_id, ended) in self._ended.items()
-            if ids is None or row_id in ids
         ]
         return sorted([*orders, *self._looks])
 
-    def over(self, ids: Collection[int] | None = None) -> None:
+    def over(self) -> None:
         """Judge all calls."""
         latest, by = -inf, ""
-        for _, began, ended, what in self.calls(ids):
+        for _, began, ended, what in self.calls():
             self.rule("G4 linearizable", ended >= latest, what, "ended before the earlier", by)
             if began > latest:
                 latest, by = began, what
