@@ -18,6 +18,7 @@ from chain_kernel.errors import RetryError
 from chain_kernel.sql import load_sql
 from chain_kernel.testing.memory_sql import MemoryConnection, SqlDatabase, SqlTransaction
 from chain_kernel.testing.virtual_loop import virtual_clock
+from outbox.session import WHOLE_BARRIER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -201,6 +202,7 @@ class OutboxDatabase(SqlDatabase):
 
         self.context = Context()
         self.answer_all(DURABILITY, self)
+        self.answer_all({"barrier": WHOLE_BARRIER}, self)
         self.marks: WeakKeyDictionary[SqlTransaction, list[str]] = WeakKeyDictionary()
 
     def answer_all(self, statements: Mapping[str, str], tables: object) -> None:

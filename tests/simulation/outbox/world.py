@@ -407,9 +407,12 @@ class World:
             raise Diverged("G16 handled or given up", *shown)
 
     def check(self) -> None:
-        """Raise what went wrong first."""
+        """Raise what went wrong first, or a statement that no server in memory knows."""
         if self.failures:
             raise self.failures[0]
+        for database in self.databases.values():
+            if database.unknown is not None:
+                raise database.unknown
 
     def end(self) -> None:
         """Resume what was killed or paused: all of it is cancelled now."""
