@@ -1,9 +1,9 @@
 """Follows one order and prints its way: `python tools/walk.py`. It starts the local stack.
 
-A real sequencer and a real receiver run in this process. The way to Kafka is what runs between
-`submit` and the broker's acknowledgement; the way to the checkpoint is what runs between the wait
-for the order and the stored checkpoint. Each file of ours is listed once, in the order in which the
-way first comes to it, with the functions that it runs there.
+A real sequencer and a real receiver run in this process. The way to Kafka is what the sequencer
+runs between `submit` and the broker's acknowledgement; the way to the checkpoint is what the
+receiver runs until the order's checkpoint is stored. Each file of ours is listed once, in the order
+in which the way first comes to it, with the functions that it runs there.
 
 `--write` puts the list into `docs/a-walk-through.md`.
 """
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -26,8 +28,10 @@ from orderchain_demo.scenario import set_up_chain
 from sequencer import SequencerTuning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from types import FrameType
+
+    from sequencer import Sequencer
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "a-walk-through.md"
@@ -41,15 +45,28 @@ OF_IDLE_CONNECTIONS: Final = frozenset({"Session._let_go", "close_connection"})
 BEGIN: Final = "<!-- the way, by tools/walk.py -->"
 END: Final = "<!-- end of the way -->"
 
+SEQUENCER: Final = "sequencer"
+RECEIVER: Final = "receiver"
+SIDE: Final = ContextVar[str | None]("side", default=None)
+
 Way = dict[str, list[str]]
 """The functions that run, by file, in the order in which they are first called."""
 
 
 class Recorder:
-    """Takes down which functions of ours run in its block."""
+    """Takes down which functions of ours run in its block, by the side that runs them.
+
+    Both sides run on one loop, and neither waits for the other: a record may be fetched before the
+    broker's acknowledgement is. So the context that a task has from its start says whose a function
+    is, never the moment at which it runs.
+    """
 
     def __init__(self) -> None:
-        self.way: Way = {}
+        self._ways: dict[str, Way] = {}
+
+    def way(self, side: str) -> Way:
+        """Return what the side ran."""
+        return self._ways.get(side, {})
 
     def __enter__(self) -> Self:
         sys.setprofile(self._see)
@@ -58,49 +75,60 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
 
-    def aside(self, look: Callable[[], int]) -> int:
-        """Return what `look` returns: it is the watcher's own call, and no part of the way."""
-        sys.setprofile(None)
-        try:
-            return look()
-        finally:
-            sys.setprofile(self._see)
-
     def _see(self, frame: FrameType, event: str, _: Any) -> None:  # noqa: ANN401 - as sys has it
         path = Path(frame.f_code.co_filename)
-        if event != "call" or not path.is_relative_to(ROOT):
+        side = SIDE.get()
+        if event != "call" or side is None or not path.is_relative_to(ROOT):
             return
         name = path.relative_to(ROOT)
         function = frame.f_code.co_qualname
         if name.parts[0] not in PRODUCT or function in OF_IDLE_CONNECTIONS:
             return
-        functions = self.way.setdefault(name.as_posix(), [])
+        functions = self._ways.setdefault(side, {}).setdefault(name.as_posix(), [])
         if "<" not in function and function not in functions:
             functions.append(function)
 
 
+@contextlib.contextmanager
+def _on(side: str) -> Iterator[None]:
+    """What is called, and each task that is begun, in this block belongs to the side."""
+    token = SIDE.set(side)
+    try:
+        yield
+    finally:
+        SIDE.reset(token)
+
+
 async def walk(sequencing: SequencerConfig, receiving: ReceiverConfig) -> tuple[Way, Way]:
     """Send an order through a chain that is new; return its ways to Kafka and to the checkpoint."""
-    to_kafka, to_checkpoint = Recorder(), Recorder()
     quiet = SequencerTuning(lease_seconds=QUIET_SECONDS, heartbeat_seconds=QUIET_SECONDS)
     sequencing = replace(sequencing, tuning=quiet)
     calm = ReceiverTuning(poll_after_seconds=QUIET_SECONDS, prove_seconds=QUIET_SECONDS)
     receiving = replace(receiving, tuning=calm)
-    async with open_sequencer(sequencing) as sequencer, open_receiver(receiving) as receiver:
+    async with contextlib.AsyncExitStack() as opened:
+        with _on(SEQUENCER):
+            sequencer = await opened.enter_async_context(open_sequencer(sequencing))
+        with _on(RECEIVER):
+            receiver = await opened.enter_async_context(open_receiver(receiving))
         runs = aiter(receiver)
         # What the first order finds at its start is no part of the way of every day.
         first = await sequencer.submit("first", b"an order")
-        await receiver.checkpoint(await anext(runs))
-        # No event reports the publication of one order; a broker may answer after the receiver.
-        while sequencer.stats().head_published < first.id:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        with to_kafka:
-            ack = await sequencer.submit("second", b"an order")
-            while to_kafka.aside(lambda: sequencer.stats().head_published) < ack.id:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-        with to_checkpoint:
+        with _on(RECEIVER):
             await receiver.checkpoint(await anext(runs))
-    return to_kafka.way, to_checkpoint.way
+        await _published(sequencer, first.id)
+        with Recorder() as recorder:
+            with _on(SEQUENCER):
+                ack = await sequencer.submit("second", b"an order")
+            await _published(sequencer, ack.id)
+            with _on(RECEIVER):
+                await receiver.checkpoint(await anext(runs))
+    return recorder.way(SEQUENCER), recorder.way(RECEIVER)
+
+
+async def _published(sequencer: Sequencer, id_: int) -> None:
+    """Wait for the broker's acknowledgement; it may come after the receiver has the order."""
+    while sequencer.stats().head_published < id_:  # noqa: ASYNC110 - no event reports it
+        await asyncio.sleep(0.001)
 
 
 async def walk_on_stack() -> tuple[Way, Way]:
