@@ -301,7 +301,7 @@ def test_statements_answer_in_memory_as_in_postgresql(
 ) -> None:
     name = database_with("outbox", "inbox", "decision", "callback")
     real = asyncio.run(in_postgres(seed, postgres_server.dsn(SUPERUSER, name)))
-    memory = run_virtual(in_memory(seed, statuses := Statuses()))
+    memory = run_virtual(in_memory(seed, statuses := Statuses("G10 hand on record")))
     for at, (found, expected) in enumerate(zip(memory, real, strict=True), start=1):
         assert found == expected, f"call {at} of seed {seed}"
     # So whatever is written in whatever order, rows of PostgreSQL move along the table, too.

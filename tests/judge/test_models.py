@@ -158,6 +158,7 @@ def steps_of_statuses(_: Statuses) -> Iterator[Seen]:
 def wrongs_of_statuses(_: Statuses) -> Iterator[Seen]:
     yield "stored", "c", statuses.CONSUMED, True
     yield "tried", "a", 2, 1
+    yield "over", {}, {}, ["a", "b"]
 
 
 def led_fence(without: str = "") -> Fence:

@@ -52,6 +52,7 @@ from tests.builders.standbys import ServerPair, pair_in
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.integration.outbox.consumer.test_inbox_schema import delivery
+from tests.judge.deliveries import SEE, judge_deliveries
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.merge]
 
@@ -102,10 +103,15 @@ async def split(server_folder: Path) -> AsyncIterator[Split]:
             async with old.transaction():
                 await old.execute(PARTS[part].text())
         await save_destinations(old, [Destination(name="clearing", topic="split", confirm="none")])
+        await old.execute(SEE)
         made = Split(pair, old, pair.standby.dsn(SUPERUSER, DATABASE))
         await made.replayed()
         yield made
         old.terminate()
+        if pair.standby.is_running():
+            new = await asyncpg.connect(made.new_dsn)
+            await judge_deliveries(new)
+            new.terminate()
 
 
 async def test_claim_of_the_new_primary_is_finished_there(

@@ -82,7 +82,7 @@ class World:
         self.judge = Messages(
             repeats=plan.idempotent, is_ordered=not plan.loses_records, senders=plan.databases
         )
-        self.statuses = Statuses()
+        self.statuses = Statuses("G10 hand on record")  # in memory nothing is
         self.left = [self._draw(number) for number in range(plan.databases)]
         texts = [text for left in self.left for text, _ in left]
         self.poison = {text for text in texts if self.random.random() < plan.poison}
@@ -309,6 +309,7 @@ class World:
         while await self._retry_what_is_abnormal():
             await self._settle(deadline)
         self._require_ends()
+        self._show_what_is_left()
         self.steps = self.loop.steps
         await self._stop()
 
@@ -401,6 +402,18 @@ class World:
                 for name in [key[1]] if key[1] else self.inboxes:
                     is_applied = self.judge.effects[name, str(key[0])] > 0
                     self._require(is_applied or self._is_dead(key[0], name), *key)
+
+    def _show_what_is_left(self) -> None:
+        self.statuses.over(
+            {name: (row["status"], row["is_decided"]) for name, row in self._named("pending")},
+            {name: row["status"] for name, row in self._named("done")},
+            {name.partition(" ")[0] for name in self.statuses.standing},
+        )
+
+    def _named(self, table: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        for sender in self.senders:
+            for (message, consumer), row in getattr(sender, table).committed.items():
+                yield f"{message} {consumer}", row
 
     def _require(self, holds: bool, *shown: object) -> None:
         if not holds:
