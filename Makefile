@@ -8,7 +8,7 @@ TEST_JOBS := $(or $(JOBS),$(shell awk '/^MemTotal/ { print ($$2 > 15000000 ? 4 :
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test nightly simulate faults mutate versions bench fuzz wheels check types units site release hashes marks walk pictures hooks clean
+.PHONY: help setup servers demo test nightly simulate faults soak mutate versions bench fuzz wheels check types units site release hashes marks walk pictures hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on,
 
 faults: servers ## the long form of the fault tests: many rounds, ten minutes or so (FAULTS_SEED=n)
 	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)
+
+soak: servers ## an hour of open load and faults on real servers: all is judged, and nothing grows (HOURS=1, RATE=2000, SEED=n)
+	@$(BIN)/python -m tests.faults.soak --hours $(or $(HOURS),1) --rate $(or $(RATE),2000) $(if $(SEED),--seed $(SEED))
 
 mutate: servers ## small wrongs in the source, one at a time: those that no test notices (MUTATE_ARGS="--only core --at-most 40")
 	@$(BIN)/python -m tests.mutate.run $(MUTATE_ARGS)

@@ -10,6 +10,7 @@ import asyncpg
 import msgspec
 
 from chain_kernel.frame import FrameHeader, decode_body, decode_header, default_topic, is_signed
+from chain_kernel.limits import ID_MAX
 from chain_kernel.model import Event
 from chain_kernel.seal import genesis_seal
 from sequencer import SequencerConfig
@@ -71,11 +72,12 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
         finally:
             await connection.close()
 
-    async def rows(self) -> list[Event]:
+    async def rows(self, after_id: int = 0) -> list[Event]:
         records = await self.fetch(
-            "SELECT id, pid, key, event_time_ns, payload FROM chain_event "
-            "WHERE chain_id = $1 ORDER BY id",
+            "SELECT id, pid, key, event_time_ns, payload FROM chain_events($1, $2, $3) ORDER BY id",
             self.chain_id,
+            after_id,
+            ID_MAX,
         )
         return [Event(*record) for record in records]
 

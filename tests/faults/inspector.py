@@ -18,9 +18,12 @@ from .seen import Observation, Seen, seen_of
 
 _BATCHES = """
     SELECT *, (extract(epoch FROM committed_at) * 1000000)::bigint AS us
-      FROM chain_batch WHERE chain_id = $1 ORDER BY last_id
+      FROM chain_batch WHERE chain_id = $1 AND last_id >= $2 ORDER BY last_id
 """
-_TERMS = "SELECT epoch, after_id, timeline FROM chain_term WHERE chain_id = $1 ORDER BY epoch"
+_TERMS = """
+    SELECT epoch, after_id, timeline FROM chain_term WHERE chain_id = $1 AND epoch >= $2
+     ORDER BY epoch
+"""
 
 
 class Moment:
@@ -37,19 +40,26 @@ async def inspect(
     effects: Mapping[str, Sequence[Event]] | None = None,
     *,
     seen: Seen | None = None,
+    judge: Judge | None = None,
 ) -> list[Event]:
     """Judge the chain, what callers saw of it, and what took effect, by name; return the rows.
 
-    `seen` is by default all that was seen of the chain; of an empty one nothing is judged.
+    `seen` is by default all that was seen of the chain; of an empty one nothing is judged. A
+    `judge` of a chain that is judged in parts goes on where it is, and `seen` keeps what is later.
     """
     seen = seen_of(chain.config) if seen is None else seen
+    is_part = judge is not None
+    judge = judge or await judge_of(chain)
     before = len(seen.events)
     # The server may still commit what a killed process sent: two looks would see two chains.
     async with chain.at_one_instant() as now:
-        rows = await now.rows()
+        rows = await now.rows(judge.fence.head)
         # What was answered later is not in these rows; what was asked for may be.
         later = [event for event in seen.events[before:] if event[1] == "asked"]
-        judge = await _judge_of(now, rows, [*seen.events[:before], *later])
+        events = [*seen.events[:before], *later]
+        if is_part:
+            seen.events[:] = [event for event in seen.events[before:] if event[1] != "asked"]
+        await _show(now, judge, rows, events)
         await _check_pages(now)
     for name, events in (effects or {}).items():
         judge.saw("effect", name, rows_of(events))
@@ -62,7 +72,8 @@ async def inspect_topic(chain: Chain, *, keeps_all: bool = True) -> None:
     `keeps_all`: it was never made again.
     """
     rows = await chain.rows()
-    judge = await _judge_of(chain, rows, [])
+    judge = await judge_of(chain)
+    await _show(chain, judge, rows, [])
     for record in await chain.records():
         judge.saw("frame", record)
     await chain.frames()  # each is signed
@@ -73,11 +84,18 @@ async def inspect_topic(chain: Chain, *, keeps_all: bool = True) -> None:
     judge.saw("published", last_id, [tuple(skip) for skip in skips])
 
 
-async def _judge_of(chain: Chain, rows: list[Event], events: Sequence[Observation]) -> Judge:
-    """Return a judge who has seen what is stored, each batch at its time among `events`."""
+async def judge_of(chain: Chain) -> Judge:
+    """Return a judge who has seen nothing yet."""
     database_id = await chain.value("SELECT database_id FROM schema_version")
-    clock = Moment()
-    judge = Judge(database_id.bytes, chain.chain_id, clock=clock)
+    return Judge(database_id.bytes, chain.chain_id, clock=Moment())
+
+
+async def _show(
+    chain: Chain, judge: Judge, rows: list[Event], events: Sequence[Observation]
+) -> None:
+    """Show what is stored after what the judge has seen, each batch at its time among `events`."""
+    clock = judge.history.clock
+    assert isinstance(clock, Moment)
     waiting = deque(sorted(events, key=itemgetter(0)))
 
     def see(until: float) -> None:
@@ -88,10 +106,12 @@ async def _judge_of(chain: Chain, rows: list[Event], events: Sequence[Observatio
     if not events:
         judge.saw("asked", [row.key for row in rows])
     (head,) = await chain.fetch("SELECT * FROM chain_head WHERE chain_id = $1", chain.chain_id)
-    terms = deque(await chain.fetch(_TERMS, chain.chain_id))
+    terms = deque(await chain.fetch(_TERMS, chain.chain_id, judge.fence.epoch))
     judge.saw("durable", _durable(terms, head["last_id"]))
-    genesis, *batches = await chain.fetch(_BATCHES, chain.chain_id)
-    assert genesis["seal"] == judge.fence.seal
+    if judge.fence.epoch:
+        terms.popleft()
+    before, *batches = await chain.fetch(_BATCHES, chain.chain_id, judge.fence.head)
+    assert (before["last_id"], before["seal"]) == (judge.fence.head, judge.fence.seal)
     at = 0
     for batch in batches:
         see(batch["us"] / 1e6)
@@ -110,8 +130,8 @@ async def _judge_of(chain: Chain, rows: list[Event], events: Sequence[Observatio
         judge.saw("term", term["epoch"], term["after_id"])
     judge.saw("over")
     judge.saw("stored_head", head["last_id"], head["last_seal"], head["epoch"])
-    assert head["published_id"] in {batch["last_id"] for batch in (genesis, *batches)}
-    return judge
+    is_end = "SELECT count(*) FROM chain_batch WHERE chain_id = $1 AND last_id = $2"
+    assert await chain.value(is_end, chain.chain_id, head["published_id"]) == 1
 
 
 def _durable(terms: Iterable[asyncpg.Record], last_id: int) -> int:

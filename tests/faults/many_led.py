@@ -159,7 +159,7 @@ class Fleet:
         self._cpu, self._cpu_of_servers = used, servers
         return Report(
             now - self._began, led, rises, len(late), _part(late, 0.5), _part(late, 0.99),
-            tuple(map(_memory_mb, alive)), cpu, of_servers, os.getloadavg()[0],
+            tuple(map(memory_mb, alive)), cpu, of_servers, os.getloadavg()[0],
         )  # fmt: skip
 
     @contextlib.asynccontextmanager
@@ -265,7 +265,7 @@ def _part(values: list[float], part: float) -> float:
     return values[int(len(values) * part)] if values else float("nan")
 
 
-def _memory_mb(pid: int) -> int:
+def memory_mb(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
 

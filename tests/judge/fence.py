@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from .chain_bytes import Row, next_seal
@@ -28,6 +30,8 @@ class Fence(Model):
     def __init__(self, genesis: bytes, without: str = "") -> None:
         super().__init__(without)
         self.epoch, self.head, self.seal, self.at_us = 0, 0, genesis, 0
+        self.after_id = 0
+        """Rows up to it were forgotten."""
         self.rows: list[Row] = []
         self.epochs: list[int] = []
         """The epoch of each row."""
@@ -110,8 +114,18 @@ class Fence(Model):
     def may_commit(self, key: str) -> bool:
         return self._open[key] > 0 or key in self._in_doubt
 
+    def forget(self, until_id: int) -> None:
+        count = bisect_right(self.rows, until_id, key=itemgetter(0))
+        for row_id, _, key, *_ in self.rows[:count]:
+            self.after_id = row_id
+            self.answers.pop(key, None)
+            self._in_doubt.discard(key)
+            del self._open[key]
+        del self.rows[:count], self.epochs[:count]
+        self.place = {row[2]: at for at, row in enumerate(self.rows)}
+
     def promises(self) -> Iterator[tuple[str, bool]]:
-        ids = [0, *(row[0] for row in self.rows)]
+        ids = [self.after_id, *(row[0] for row in self.rows)]
         row_of = {row[2]: row[0] for row in self.rows}
         yield "G1", [row[1] for row in self.rows] == ids[:-1] and ids == sorted(set(ids))
         yield "G3", all(key in row_of and row_id in ids for key, row_id in self.answers.items())

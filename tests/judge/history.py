@@ -27,23 +27,25 @@ class History(Model):
 
     def __init__(self, clock: Callable[[], float], without: str = "") -> None:
         super().__init__(without)
-        self._clock = clock
+        self.clock = clock
         self._began: dict[str, float] = {}
         self._ended: dict[str, tuple[int, float]] = {}
         self._looks: list[Call] = []
+        self._latest = (-inf, "")
+        """When the last of the calls began that were forgotten, and whose it is."""
 
     def asked(self, keys: Sequence[str]) -> None:
-        now = self._clock()
+        now = self.clock()
         for key in keys:
             self._began.setdefault(key, now)
 
     def answered(self, key: str, payload: bytes, row_id: int, pid: int) -> None:
         del payload, pid
-        self._ended.setdefault(key, (row_id, self._clock()))
+        self._ended.setdefault(key, (row_id, self.clock()))
 
     def looked(self, head: int, began: float) -> None:
         """Take note of a look, or of a take-over, that showed this head and is over now."""
-        self._looks.append((head + 0.5, began, self._clock(), f"look at {head}"))
+        self._looks.append((head + 0.5, began, self.clock(), f"look at {head}"))
 
     def calls(self) -> list[Call]:
         """Return the calls that had an answer."""
@@ -55,11 +57,20 @@ class History(Model):
 
     def over(self) -> None:
         """Judge all calls."""
-        latest, by = -inf, ""
+        latest, by = self._latest
         for _, began, ended, what in self.calls():
             self.rule("G4 linearizable", ended >= latest, what, "ended before the earlier", by)
             if began > latest:
                 latest, by = began, what
+
+    def forget(self, until_id: int) -> None:
+        gone = [call for call in self.calls() if call[0] < until_id + 1]
+        began = [(call[1], call[3]) for call in gone]
+        self._latest = max([self._latest, *began])
+        self._looks = [look for look in self._looks if look[0] > until_id + 1]
+        for *_, key in gone:
+            self._ended.pop(key, None)
+            self._began.pop(key, None)
 
     def promises(self) -> Iterator[tuple[str, bool]]:
         yield "G4", all(after[2] >= before[1] for before, after in combinations(self.calls(), 2))

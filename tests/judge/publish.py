@@ -35,6 +35,12 @@ class Committed:
         at = bisect_right(self.ids, row_id)
         return self.rows[at : at + count]
 
+    def forget(self, until_id: int) -> None:
+        """Drop rows up to there, and seals before it."""
+        count = bisect_right(self.ids, until_id)
+        del self.rows[:count], self.ids[:count], self.batches[:count]
+        self.seals = {at: seal for at, seal in self.seals.items() if at >= until_id}
+
 
 class Publish(Model):
     """The topic: frames of committed rows, and heartbeats of a head that was there."""
@@ -95,6 +101,10 @@ class Publish(Model):
             and not any(after < row_id <= until for after, until in on_record)
         ]
         self.rule("G14 published or on record", not missing, missing[:5])
+
+    def forget(self, until_id: int) -> None:
+        self.chain.forget(until_id)
+        self.frames = [frame for frame in self.frames if frame.ids[2] > until_id]
 
     def promises(self) -> Iterator[tuple[str, bool]]:
         known = set(self.chain.rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from .publish import Committed
@@ -61,6 +63,11 @@ class Receive(Model):
         self.heads[name] = last_id
         self.handed_on.setdefault(name, []).extend(rows)
 
+    def forget(self, until_id: int) -> None:
+        self.chain.forget(until_id)
+        for rows in self.handed_on.values():
+            del rows[: bisect_right(rows, until_id, key=itemgetter(0))]
+
     def promises(self) -> Iterator[tuple[str, bool]]:
         parts = list(self.handed_on.values())
         yield (
@@ -80,6 +87,7 @@ class Effects(Model):
     def __init__(self, without: str = "") -> None:
         super().__init__(without)
         self.rows: list[Row] = []
+        self._before_id = 0
         self.done: dict[str, int] = {}
         """How many rows have taken effect, by name."""
         self.effects: dict[str, list[Row]] = {}
@@ -107,9 +115,17 @@ class Effects(Model):
         self.done[name] = done + len(rows)
         self.effects.setdefault(name, []).extend(rows)
 
+    def forget(self, until_id: int) -> None:
+        count = bisect_right(self.rows, until_id, key=itemgetter(0))
+        self._before_id = self.rows[count - 1][0] if count else self._before_id
+        del self.rows[:count]
+        for name, rows in self.effects.items():
+            self.done[name] -= count
+            del rows[:count]
+
     def promises(self) -> Iterator[tuple[str, bool]]:
         yield "G5", all(rows == self.rows[: len(rows)] for rows in self.effects.values())
 
     def _head_of(self, name: str) -> int:
         done = self.done.get(name, 0)
-        return self.rows[done - 1][0] if done else 0
+        return self.rows[done - 1][0] if done else self._before_id

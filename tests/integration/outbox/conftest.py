@@ -265,7 +265,21 @@ async def sender(
 async def make_sender(
     postgres_server: PostgresServer, database: str, kafka: str
 ) -> AsyncIterator[Sender]:
-    """Make a table of the business's own beside the outbox's; roles have a password."""
+    """Make a sender that is judged at the end."""
+    dsns = give_logins(postgres_server, database)
+    admin = await asyncpg.connect(dsns[SUPERUSER])
+    await admin.execute(SEE)
+    made = Sender(dsns, kafka, database, admin)
+    yield made
+    try:
+        await judge_deliveries(admin)
+    finally:
+        for connection in (*made.connections, admin):
+            connection.terminate()
+
+
+def give_logins(postgres_server: PostgresServer, database: str) -> dict[str, str]:
+    """Make a table of the business's own beside the outbox's; return the DSN of each role."""
     port = postgres_server.config.port
     dsns = {SUPERUSER: postgres_server.dsn(SUPERUSER, database)}
     for role in ROLES_OF["outbox"]:
@@ -276,15 +290,7 @@ async def make_sender(
         "GRANT SELECT, INSERT ON trade TO outbox_writer;" + "".join(passwords),
         database=database,
     )
-    admin = await asyncpg.connect(dsns[SUPERUSER])
-    await admin.execute(SEE)
-    made = Sender(dsns, kafka, database, admin)
-    yield made
-    try:
-        await judge_deliveries(admin)
-    finally:
-        for connection in (*made.connections, admin):
-            connection.terminate()
+    return dsns
 
 
 @pytest.fixture

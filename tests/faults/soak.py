@@ -1,0 +1,563 @@
+"""A soak: real servers under an open load, one fault after the other, and nothing grows.
+
+`python -m tests.faults.soak --hours 1 --rate 2000` prints a line for each fault and a table at the
+end. It ends with 1 where an order, an effect or a message is not what was promised, and where
+memory, descriptors, connections, bloat, disk or lag grow. Faults of the second half end none of our
+processes: what one of them leaks has time to show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
+from chain_kernel.errors import OrderchainError
+from chain_kernel.sql import GAP_READER, LOGIN_ROLES, RECEIVER_WRITER, schema_sql
+from chainctl.schema.parts import PARTS
+from local_stack import KafkaServer, KafkaServerConfig, PostgresServer, PostgresServerConfig
+from local_stack.postgres import SUPERUSER
+from local_stack.process import free_port
+from matcher_receiver import ReceiverConfig
+from outbox.consumer.config import ConsumerConfig
+from outbox.message import Message, draw_message_ids
+from outbox.roles import OUTBOX_RELAY, OUTBOX_WRITER
+from outbox.sender.business import store_messages, wake
+from tests.deadlines import deadline
+from tests.integration.outbox.conftest import CONSUMER, Sender, give_logins
+from tests.integration.outbox.consumer.rig import CREATE
+from tests.judge.deliveries import SEE, judge_deliveries
+from tests.judge.judge import Judge
+
+from . import stories
+from .chains import create_chain, require_whole
+from .flat import Samples, table
+from .inspector import inspect, judge_of
+from .many_led import memory_mb, say
+from .processes import Worker
+from .rounds import Load, Round, Sequencers
+
+TICK_SECONDS: Final = 0.05
+SAMPLE_SECONDS: Final = 10.0
+FAULT_SECONDS: Final = 30.0
+"""From one fault to the next, which waits until all is well."""
+KEEP_SECONDS: Final = 10.0
+"""Between two rounds of verification, archive and retention."""
+MESSAGES_PER_SECOND: Final = 20.0
+PARTS_KEPT: Final = 4
+"""Of the history, before the last one: an answer may come late, but within a minute."""
+WINDOW_SECONDS: Final = 30.0
+"""Of load, whose keys are compared: retention keeps them."""
+SETTINGS: Final = {
+    "lease_seconds": 3.0, "commit_seconds": 2.0, "connect_seconds": 5.0,
+    "takeover_skip_ids": 10_000,
+}  # fmt: skip
+NEVER: Final = frozenset({"KeyConflict", "KeyTooOld", "NumberOutOfOrder", "OrderError"})
+"""What no client of a soak may be refused with; the rest says: submit again."""
+
+Act = Callable[["Soak"], Awaitable[None]]
+
+
+class OpenLoad(Load):
+    """Orders fall due by the clock, whatever is away; one without an answer is submitted again."""
+
+    def __init__(self, sequencers: Sequencers, rate: float) -> None:
+        super().__init__(sequencers)
+        self.open: dict[str, None] = {}
+        self.is_over = False
+        self._rate = rate
+        self._waiting: list[str] = []
+        self._used: set[Worker] = set()
+        self._last: Worker | None = None
+
+    async def run(self) -> None:
+        began = time.monotonic()
+        while not (self.is_over and not self.open):
+            due = int((time.monotonic() - began) * self._rate) - self._made
+            if due > 0 and not self.is_over:
+                keys = [f"k{self._made + number}" for number in range(due)]
+                self._made += due
+                self.open.update(dict.fromkeys(keys))
+                self._waiting += keys
+            for used in list(self._used):
+                self._take(used)
+            if (worker := self._sequencers.leading) is not None:
+                await self._hand_to(worker)
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _hand_to(self, worker: Worker) -> None:
+        if worker is not self._last:
+            self._last, self._waiting = worker, list(self.open)
+        at_most = int(self._rate * TICK_SECONDS * 4) + 1
+        keys, self._waiting = self._waiting[:at_most], self._waiting[at_most:]
+        if keys:
+            self._used.add(worker)
+            with suppress(TimeoutError):  # one that is frozen takes nothing: it has it all the same
+                async with asyncio.timeout(1.0):
+                    await worker.submit(keys)
+
+    def _take(self, worker: Worker) -> None:
+        self.acked |= worker.acked
+        for key in worker.acked:
+            self.open.pop(key, None)
+        for key, report in worker.refused.items():
+            assert report.error not in NEVER, report
+            if key in self.open and worker is self._last:
+                self._waiting.append(key)
+        for held in (worker.acked, worker.refused, worker.submitted):
+            held.clear()
+        if worker.ended is not None:
+            self._used.discard(worker)
+
+
+class Service:
+    """A process of ours, started again whenever it ends, as systemd does."""
+
+    def __init__(self, *command: str, line: bytes = b"", **settings: str) -> None:
+        self._command, self._line, self._settings = command, line, settings
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        while True:
+            self.process = process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", *self._command, env={**os.environ, **self._settings},
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            try:
+                assert process.stdin is not None
+                process.stdin.write(self._line)
+                await process.wait()
+            finally:
+                self.kill()
+                await process.wait()
+            await asyncio.sleep(0.2)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.process is not None and self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGKILL)
+
+
+class Messages:
+    """A business that stores messages, a relay, and a consumer with effects in its database."""
+
+    def __init__(self, postgres: PostgresServer, kafka: str) -> None:
+        self._kafka = kafka
+        self.is_over = False
+        name = "business"
+        postgres.create_database(name)
+        for part in ("outbox", "inbox"):
+            postgres.execute(f"BEGIN;\n{PARTS[part].text()}\nCOMMIT;\n", database=name)
+        postgres.execute(f"{CREATE};\n{SEE}", database=name)
+        self.dsns = give_logins(postgres, name)
+        relay = Service(
+            *("chainctl", "outbox", "relay", "--history-bytes-max", "8MiB"),
+            CHAINCTL_DATABASE=self.dsns[OUTBOX_RELAY], CHAINCTL_KAFKA=kafka,
+        )  # fmt: skip
+        self.services = {"relay": relay}
+
+    async def set_up(self) -> None:
+        admin = await asyncpg.connect(self.dsns[SUPERUSER])
+        sender = Sender(self.dsns, self._kafka, "business", admin)
+        topic = (await sender.set_up()).topic
+        for connection in (*sender.connections, admin):
+            await connection.close()
+        config = ConsumerConfig(
+            name=CONSUMER, topics=(topic,), kafka=self._kafka, database=self.dsns[SUPERUSER]
+        )
+        plan = msgspec.json.encode({"config": config, "hangs": []}) + b"\n"
+        self.services["consumer"] = Service("tests.integration.outbox.consumer.worker", line=plan)
+
+    async def trade(self) -> None:
+        """Store messages, each with a trade in one transaction."""
+        connection: Any = None
+        number = 0
+        while not self.is_over:
+            number += 1
+            await asyncio.sleep(1 / MESSAGES_PER_SECOND)
+            try:
+                async with asyncio.timeout(10.0):
+                    connection = connection or await asyncpg.connect(self.dsns[OUTBOX_WRITER])
+                    (message_id,) = draw_message_ids(1)
+                    async with connection.transaction():
+                        trade = "INSERT INTO trade VALUES ($1, $2)"
+                        await connection.execute(trade, number, message_id)
+                        await store_messages(connection, [Message(message_id, "clearing", b"t")])
+                    await wake(connection)
+            except (*DRIVER_ERRORS, OrderchainError, TimeoutError):
+                if connection is not None:
+                    connection.terminate()
+                connection = None
+        if connection is not None:
+            await connection.close()
+
+    async def until_done(self) -> int:
+        """Wait until each trade has had its one effect; return how many there are."""
+        connection = await asyncpg.connect(self.dsns[SUPERUSER])
+        async with deadline(180):
+            while await connection.fetchval("SELECT count(*) FROM outbox_pending"):  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+        counts = await connection.fetchrow(_EFFECTS)
+        assert len(set(counts)) == 1, f"G6: {dict(counts)}"
+        await judge_deliveries(connection)
+        await connection.close()
+        return int(counts[0])
+
+
+_EFFECTS: Final = """
+    SELECT (SELECT count(*) FROM trade) AS trades, (SELECT count(*) FROM effect) AS effects,
+           (SELECT count(*) FROM trade JOIN effect USING (message_id)) AS both
+"""
+
+
+class Soak(Round):
+    """The chain, all that runs on it, and what it is held to."""
+
+    load: OpenLoad
+
+    def __init__(self, world: Round, rate: float, archive: Path, messages: Messages) -> None:
+        super().__init__(world.chain, world.postgres, world.kafka, world.random)
+        self.load = OpenLoad(self.sequencers, rate)
+        self.messages, self.samples = messages, Samples()
+        self.rows = 0
+        self.key_window = int(rate * WINDOW_SECONDS)
+        self.ends = deque([0, 0])
+        """Of the parts that were judged, and not forgotten."""
+        self._judge: Judge | None = None
+        self._shown = 0
+        """How many of the journal's events the judge has seen: it keeps the last one."""
+        self._archive = archive
+        self.kept = dict.fromkeys(("verify", "archive", "retention"), 0)
+        self._keeping = asyncio.Lock()
+        self._began = time.monotonic()
+        database = self.chain.database.rpartition("/")[2]
+        configs = [
+            ReceiverConfig(
+                chain_id=self.chain.chain_id, name=name, kafka=self.chain.config.kafka,
+                database=self.postgres.dsn(RECEIVER_WRITER, database),
+                gap_databases=(self.postgres.dsn(GAP_READER, database),),
+            )
+            for name in ("matching", "clearing")
+        ]  # fmt: skip
+        line = msgspec.json.encode(configs) + b"\n"
+        receivers = Service("tests.faults.receivers", line=line)
+        self.services = {"receivers": receivers, **messages.services}
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @asynccontextmanager
+    async def beside(self) -> AsyncIterator[None]:
+        """Run what a round does not have, too."""
+        async with self.running():
+            parts = [self.messages.trade(), self.keep(), self.sample()]
+            parts += [service.run() for service in self.services.values()]
+            self._tasks += [asyncio.create_task(part) for part in parts]
+            yield
+
+    async def live_through(self, act: Act) -> None:
+        """Have something fail, wait until all is well, and judge what there is by then."""
+        begun, self.watch.longest_seconds = self.seconds, 0.0
+        await act(self)
+        await self.until_committed()
+        name, gone = act.__name__.replace("_", " "), self.watch.longest_seconds
+        await self.judge()
+        say(f"{begun:5.0f} s: {name}: {gone:.1f} s without a commit; {self.samples.last()}")
+        await self.until(lambda: self.seconds > begun + FAULT_SECONDS)
+
+    # -- verification, archive and retention -----------------------------------------------------
+
+    async def keep(self) -> None:
+        while True:
+            async with self._keeping:
+                await self.keep_once()
+            await asyncio.sleep(KEEP_SECONDS)
+
+    async def keep_once(self) -> list[int]:
+        """Verify, archive, and drop what was judged; return the exit codes."""
+        until = self.ends[-2]
+        codes = [
+            (await self._command("verify", "--local", "--source", "database", "--seals",
+                                 "--since-verified"))[0],
+            (await self._command("archive", "--archive", str(self._archive)))[0],
+        ]  # fmt: skip
+        while until:
+            code, shown = await self._command(
+                "retention", "--archive", str(self._archive), "--key-window", str(self.key_window),
+                "--until", str(until), "--drop", "--reason", "soak",
+            )  # fmt: skip
+            limit = re.search(r"expected at most ([0-9]+)", shown)
+            if limit is None:
+                return [*codes, code]
+            until = int(limit[1])
+        return codes
+
+    async def _command(self, name: str, *options: str) -> tuple[int, str]:
+        command = (sys.executable, "-m", "chainctl", name, "--chain", str(self.chain.chain_id))
+        process = await asyncio.create_subprocess_exec(
+            *command, *options,
+            env=os.environ | {"CHAINCTL_DATABASE": self.chain.database},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            shown = (await process.communicate())[0].decode()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            code = await process.wait()
+        assert code != 1, f"{name} has found: {shown}"
+        self.kept[name] += not code
+        return code, shown
+
+    # -- what must not grow ----------------------------------------------------------------------
+
+    async def sample(self) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_SECONDS)
+            self.samples.add(self.seconds, disk_Kafka=_size_mb(self.kafka_folder))
+            for name, pid in self._processes():
+                with suppress(OSError):
+                    count = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+                    values = {f"memory_{name}": memory_mb(pid), f"descriptors_{name}": count}
+                    self.samples.add(self.seconds, **values)
+            await self._look(self.chain.database, _LOOK, self.chain.chain_id)
+            await self._look(self.messages.dsns[SUPERUSER], _LOOK_AT_MESSAGES, MESSAGES_PER_SECOND)
+
+    async def _look(self, database: str, query: str, value: float) -> None:
+        with suppress(*DRIVER_ERRORS, TimeoutError):
+            async with asyncio.timeout(5.0):
+                connection = await asyncpg.connect(database)
+                try:
+                    seen = await connection.fetchrow(query, value)
+                finally:
+                    connection.terminate()
+            self.samples.add(self.seconds, **{n: v for n, v in seen.items() if v is not None})
+
+    @property
+    def kafka_folder(self) -> Path:
+        assert isinstance(self.kafka, KafkaServer)
+        return self.kafka.data_directory
+
+    def _processes(self) -> list[tuple[str, int]]:
+        leading = self.sequencers.leading
+        found = [
+            ("leader" if worker is leading else "standby", worker.process)
+            for worker in self.sequencers.workers.values()
+        ]
+        found += [(name, each.process) for name, each in self.services.items() if each.process]
+        return [(name, process.pid) for name, process in found if process.returncode is None]
+
+    # -- what is judged --------------------------------------------------------------------------
+
+    async def judge(self) -> int:
+        """Judge the history up to now, and drop what is old of it; return the head."""
+        self._judge = self._judge or await judge_of(self.chain)
+        head = int((await self.chain.head())["last_id"])
+        await self.until(lambda: self._delivered_id >= head or self.journal.halted is not None)
+        assert self.journal.halted is None, repr(self.journal.halted)
+        events = list(self.journal.events)
+        new = {"journal": events[self._shown :]}
+        self.rows += len(await inspect(self.chain, new, judge=self._judge))
+        del self.journal.events[: len(events) - 1]
+        self._shown = 1
+        self.load.acked.clear()
+        self.ends.append(head)
+        if len(self.ends) > PARTS_KEPT:
+            self._judge.saw("forget", self.ends.popleft())
+        return head
+
+    async def end(self) -> None:
+        """Let all come to its end, and hold it to what was promised."""
+        self.load.is_over = self.messages.is_over = True
+        await self.until(lambda: not self.load.open)
+        head = await self.judge()
+        lowest = "SELECT min(head_delivered) FROM receiver_checkpoint WHERE chain_id = $1"
+        async with deadline():
+            while await self.chain.value(lowest, self.chain.chain_id) < head:  # noqa: ASYNC110
+                await asyncio.sleep(0.5)
+        trades = await self.messages.until_done()
+        async with self._keeping:
+            assert not any(await self.keep_once()), self.kept
+            await require_whole(self.chain)
+            code, shown = await self._command("archive", "--archive", str(self._archive), "--check")
+            assert code == 0, shown
+        boundary = "SELECT min(last_id) FROM chain_batch WHERE chain_id = $1"
+        assert await self.chain.value(boundary, self.chain.chain_id), "retention dropped nothing"
+        say(f"{self.rows} orders and {trades} messages judged, {self.kept}")
+
+
+_LOOK: Final = """
+    SELECT (SELECT count(*) FROM pg_stat_activity
+             WHERE application_name LIKE 'orderchain%')::float8 AS connections,
+           (pg_total_relation_size('chain_head') + pg_total_relation_size('chain_lease')
+              + pg_total_relation_size('receiver_checkpoint')) / 1e6::float8 AS bloat_chain,
+           pg_database_size(current_database()) / 1e6::float8 AS disk_database,
+           extract(epoch FROM (
+               SELECT last.committed_at - least(place.committed_at, last.committed_at)
+                 FROM chain_head AS head
+                 JOIN chain_batch AS last USING (chain_id, last_id)
+                 JOIN chain_batch AS place ON place.chain_id = head.chain_id AND place.last_id = (
+                     SELECT min(batch_last_id) FROM receiver_checkpoint
+                      WHERE chain_id = head.chain_id)
+                WHERE head.chain_id = $1))::float8 AS lag_receivers
+"""
+
+
+_LOOK_AT_MESSAGES: Final = """
+    SELECT pg_total_relation_size('outbox_pending') / 1e6::float8 AS bloat_outbox,
+           count(*) / $1::float8 AS lag_outbox
+      FROM outbox_pending
+"""
+
+
+def _size_mb(folder: Path) -> float:
+    """Return what files hold, of which some may go meanwhile."""
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+    return size / 1e6
+
+
+async def database_frozen(it: Soak) -> None:
+    it.postgres.freeze()
+    await it.pause(2.0, 8.0)
+    it.postgres.thaw()
+
+
+async def broker_frozen(it: Soak) -> None:
+    it.kafka.freeze()
+    await it.pause(2.0, 8.0)
+    it.kafka.thaw()
+
+
+async def topic_gone(it: Soak) -> None:
+    async with stories.topic_away(it):
+        await it.pause(1.0, 5.0)
+
+
+async def services_killed(it: Soak) -> None:
+    for service in it.services.values():
+        service.kill()
+
+
+SERVERS: Final[tuple[Act, ...]] = (
+    database_frozen, broker_frozen, topic_gone, Round.end_backends,
+    stories.both_servers_gone_database_back_first, stories.both_servers_gone_broker_back_first,
+)  # fmt: skip
+"""Faults that end none of our processes."""
+
+PROCESSES: Final[tuple[Act, ...]] = (
+    services_killed, Round.kill_leader, Round.step_down,
+    stories.broker_silent_and_the_new_leader_loses_its_connection,
+    stories.broker_away_and_both_sequencers_killed, stories.topic_gone_at_a_take_over,
+    stories.row_locked_in_the_recovery, stories.synchronous_standby_away_at_a_take_over,
+    stories.database_crashes_while_a_zombie_wakes, stories.schema_upgraded_in_a_take_over,
+    stories.broker_remade_while_the_database_restarts,
+)  # fmt: skip
+
+
+@asynccontextmanager
+async def soak_in(folder: Path, rate: float, seeded: random.Random) -> AsyncIterator[Soak]:
+    """Start servers below `folder`, and all that runs on them."""
+    ports: list[int] = []
+    for _ in range(3):
+        ports.append(free_port(ports))
+    roles = (SUPERUSER, *LOGIN_ROLES)
+    server = PostgresServerConfig(
+        directory=folder / "postgres", port=ports[0], shared_buffers_mb=128, max_wal_size_mb=256,
+        passwords={role: secrets.token_hex(16) for role in roles},
+    )  # fmt: skip
+    settings = {
+        "log.retention.bytes": str(32 * 2**20), "log.segment.bytes": str(8 * 2**20),
+        "log.retention.check.interval.ms": "5000", "log.segment.delete.delay.ms": "1000",
+    }  # fmt: skip
+    broker = KafkaServerConfig(
+        directory=folder / "kafka", port=ports[1], controller_port=ports[2], settings=settings
+    )
+    with PostgresServer(server) as postgres, KafkaServer(broker) as kafka:
+        try:
+            postgres.prepare_roles()
+            postgres.create_database("orders")
+            postgres.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database="orders")
+            window = int(rate * WINDOW_SECONDS)
+            chain = await create_chain(
+                postgres,
+                "orders",
+                kafka,
+                1,
+                **SETTINGS,
+                partition_ids=window,
+                key_window_rows=window,
+            )
+            messages = Messages(postgres, kafka.bootstrap)
+            await messages.set_up()
+            world = Round(chain, postgres, kafka, seeded)
+            it = Soak(world, rate, folder / "archive", messages)
+            async with it.beside():
+                yield it
+        finally:
+            postgres.thaw()
+            kafka.thaw()
+
+
+async def soak(folder: Path, hours: float, rate: float, seeded: random.Random) -> list[str]:
+    """Return what was found, after a line for each fault."""
+    seconds, acts = hours * 3_600, list[Act]()
+    async with soak_in(folder, rate, seeded) as it:
+        try:
+            while it.seconds < seconds:
+                is_first_half = it.seconds < seconds / 2
+                acts = acts or seeded.sample(PROCESSES + SERVERS, len(PROCESSES + SERVERS))
+                act = acts.pop()
+                if is_first_half or act in SERVERS:
+                    await it.live_through(act)
+            await it.end()
+        except (AssertionError, OrderchainError, TimeoutError) as error:
+            return [f"{type(error).__name__}: {error}"]
+        finally:
+            say(table(it.samples.lines()))
+    return [f"{line.name} grows" for line in it.samples.lines() if not line.is_flat]
+
+
+def main() -> int:
+    """Read the options, and soak."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--rate", type=float, default=2_000.0, help="orders per second")
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32))
+    options = parser.parse_args()
+    say(f"seed {options.seed}")
+    folder = Path(tempfile.mkdtemp(prefix="orderchain-soak-"))
+    folder.chmod(0o755)
+    try:
+        found = asyncio.run(soak(folder, options.hours, options.rate, random.Random(options.seed)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for each in found or ["nothing found"]:
+        say(each)
+    return min(len(found), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
