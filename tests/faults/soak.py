@@ -170,7 +170,7 @@ class Messages:
         postgres.execute(f"{CREATE};\n{SEE}", database=name)
         self.dsns = give_logins(postgres, name)
         relay = Service(
-            *("chainctl", "outbox", "relay", "--history-bytes-max", "8MiB"),
+            *("chainctl", "outbox", "relay", "--history-bytes-max", "8MB"),
             CHAINCTL_DATABASE=self.dsns[OUTBOX_RELAY], CHAINCTL_KAFKA=kafka,
         )  # fmt: skip
         self.services = {"relay": relay}
