@@ -139,7 +139,6 @@ class Service:
             self.process = process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", *self._command, env={**os.environ, **self._settings},
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
             try:
                 assert process.stdin is not None
@@ -401,8 +400,8 @@ class Soak(Round):
             await require_whole(self.chain)
             code, shown = await self._command("archive", "--archive", str(self._archive), "--check")
             assert code == 0, shown
-        boundary = "SELECT min(last_id) FROM chain_batch WHERE chain_id = $1"
-        assert await self.chain.value(boundary, self.chain.chain_id), "retention dropped nothing"
+        first = "SELECT min(last_id) FROM chain_batch WHERE chain_id = $1"
+        assert await self.chain.value(first, self.chain.chain_id), "retention dropped nothing"
         say(f"{self.rows} orders and {trades} messages judged, {self.kept}")
 
 
@@ -413,13 +412,9 @@ _LOOK: Final = """
               + pg_total_relation_size('receiver_checkpoint')) / 1e6::float8 AS bloat_chain,
            pg_database_size(current_database()) / 1e6::float8 AS disk_database,
            extract(epoch FROM (
-               SELECT last.committed_at - least(place.committed_at, last.committed_at)
-                 FROM chain_head AS head
-                 JOIN chain_batch AS last USING (chain_id, last_id)
-                 JOIN chain_batch AS place ON place.chain_id = head.chain_id AND place.last_id = (
-                     SELECT min(batch_last_id) FROM receiver_checkpoint
-                      WHERE chain_id = head.chain_id)
-                WHERE head.chain_id = $1))::float8 AS lag_receivers
+               SELECT max(committed_at) - max(committed_at) FILTER (WHERE last_id <= (
+                          SELECT min(head_delivered) FROM receiver_checkpoint WHERE chain_id = $1))
+                 FROM chain_batch WHERE chain_id = $1))::float8 AS lag_receivers
 """
 
 
