@@ -62,9 +62,9 @@ KEEP_SECONDS: Final = 10.0
 """Between two rounds of verification, archive and retention."""
 MESSAGES_PER_SECOND: Final = 20.0
 PARTS_KEPT: Final = 4
-"""Of the history, before the last one: an answer may come late, but within a minute."""
+"""Before the last one that was judged: an answer may come late, but within a minute."""
 WINDOW_SECONDS: Final = 30.0
-"""Of load, whose keys are compared: retention keeps them."""
+"""Orders of so long a time have their keys compared, and stay in the database."""
 SETTINGS: Final = {
     "lease_seconds": 3.0, "commit_seconds": 2.0, "connect_seconds": 5.0,
     "takeover_skip_ids": 10_000,
@@ -240,7 +240,7 @@ class Soak(Round):
         self.rows = 0
         self.key_window = int(rate * WINDOW_SECONDS)
         self.ends = deque([0, 0])
-        """Of the parts that were judged, and not forgotten."""
+        """Where the parts end that were judged, and not forgotten."""
         self._judge: Judge | None = None
         self._shown = 0
         """How many of the journal's events the judge has seen: it keeps the last one."""
