@@ -80,17 +80,20 @@ WITH beat AS (
     SELECT * FROM unnest($1::integer[], $2::bigint[], $3::bytea[], $4::bigint[])
         AS beat (chain_id, epoch, nonce, published_id)
 ), raised AS (
-    SELECT chain_id, beat.published_id
-      FROM beat JOIN chain_head AS head USING (chain_id, epoch, nonce)
+    SELECT beat.chain_id, beat.published_id
+      FROM beat JOIN chain_head AS head
+        ON head.chain_id = beat.chain_id AND head.epoch = beat.epoch AND head.nonce = beat.nonce
      WHERE head.published_id < beat.published_id AND head.last_id >= beat.published_id
        FOR NO KEY UPDATE OF head SKIP LOCKED
 ), published AS (
     UPDATE chain_head AS head SET published_id = raised.published_id
       FROM raised WHERE head.chain_id = raised.chain_id
 ), free AS (
-    SELECT chain_id
-      FROM beat JOIN chain_lease AS lease USING (chain_id, epoch)
-      JOIN chain_term AS term USING (chain_id, epoch, nonce)
+    SELECT beat.chain_id
+      FROM beat JOIN chain_lease AS lease
+        ON lease.chain_id = beat.chain_id AND lease.epoch = beat.epoch
+      JOIN chain_term AS term
+        ON term.chain_id = beat.chain_id AND term.epoch = beat.epoch AND term.nonce = beat.nonce
        FOR NO KEY UPDATE OF lease SKIP LOCKED
 ), renewed AS (
     UPDATE chain_lease AS lease SET counter = counter + 1, beat_at = clock_timestamp()

@@ -280,13 +280,15 @@ async def in_postgres(seed: int, dsn: str) -> list[Any]:
     connection = await asyncpg.connect(dsn)
     await save_destinations(connection, DESTINATIONS)
 
+    arrays = []
+    for table, (keys, names) in TABLES.items():
+        columns = ", ".join(f'"{name}"' for name in f"{keys} {names}".split())
+        arrays.append(f"ARRAY(SELECT ROW({columns}) FROM {table})")  # noqa: S608
+    every_row = await connection.prepare(f"SELECT {', '.join(arrays)}")
+
     async def dump() -> Any:
-        found = []
-        for table, (keys, names) in TABLES.items():
-            columns = ", ".join(f'"{name}"' for name in f"{keys} {names}".split())
-            rows = await connection.fetch(f"SELECT {columns} FROM {table}")  # noqa: S608
-            found.append(sorted(str(plain(list(row))) for row in rows))
-        return found
+        found = await every_row.fetchrow()
+        return [sorted(str(plain(list(row))) for row in rows) for rows in found]
 
     try:
         return await played(seed, connection.fetch, dump)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
-
-from chain_kernel.sql import parse_sql
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,8 +18,16 @@ _OTHER: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add,
 }  # fmt: skip
 
-_CONDITION = re.compile(r"\b(?:AND|WHERE) ([\w.]+ (?:=|>=|<=|<|>) \$\d+)(?!\d|::)")
-"""One of several that a statement asks for, by a value."""
+_SILENT = re.compile(r"--.*|'[^']*'")
+"""What is no condition, whatever is in it: comments and texts."""
+_NAMES = re.compile(r"^(?:-- (\w+): |CREATE FUNCTION (\w+))", re.MULTILINE)
+_BODY = re.compile(r"AS \$\$\n(.*?)^\$\$", re.MULTILINE | re.DOTALL)
+_BEGINS = re.compile(r"\b(?P<of>WHERE|AND|ON|(?<!END )IF|ELSIF)\b(?!\s+(?:CONFLICT|CASE)\b)\s+")
+_BETWEEN = re.compile(r"\bBETWEEN\b(?:(?!\b(?:AND|OR|THEN)\b)[^()]|\([^()]*\))*$")
+_ENDS = re.compile(
+    r"[();]|\b(?:AND|OR|INTO|WHERE|GROUP|ORDER|LIMIT|FETCH|RETURNING|UNION|(?:LEFT |CROSS )?JOIN"
+    r"|LOOP|(?<!DISTINCT )FROM|FOR|ON|WINDOW|THEN|OFFSET|END)\b|\Z"
+)
 
 
 class Mutant(NamedTuple):
@@ -39,8 +46,15 @@ class Mutant(NamedTuple):
 def mutants_of(path: str) -> list[Mutant]:
     """Return all of a file, `.py` or `.sql`."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    found = _in_sql(text) if path.endswith(".sql") else _in_python(text)
-    return [Mutant(path, number, shown) for number, shown in enumerate(found)]
+    found = list(_in_sql(text) if path.endswith(".sql") else _in_python(text))
+    return [
+        Mutant(
+            path,
+            number,
+            shown if (of_it := found[:number].count(shown)) == 0 else f"{shown} #{of_it + 1}",
+        )
+        for number, shown in enumerate(found)
+    ]
 
 
 def mutated(mutant: Mutant) -> ast.Module:
@@ -58,27 +72,55 @@ def mutated(mutant: Mutant) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
-def mutated_statement(mutant: Mutant, statements: dict[str, str]) -> dict[str, str]:
-    """Return the statements of a file with the condition of one left out."""
-    places = [(name, found) for name, each in statements.items() for found in _conditions(each)]
-    name, found = places[mutant.number]
-    text = statements[name]
-    wrong = f"{text[: found.start(1)]}({found[1]} OR true){text[found.end() :]}"
-    return {**statements, name: wrong}
+def mutated_text(mutant: Mutant) -> str:
+    """Return the text of a file of statements, or functions, with a condition of one left out."""
+    text = (ROOT / mutant.path).read_text(encoding="utf-8")
+    begin, end, wrong = list(_conditions(text))[mutant.number]
+    return f"{text[:begin]}({text[begin:end]} {wrong}){text[end:]}"
 
 
 def _in_sql(text: str) -> Iterator[str]:
-    for name, statement in parse_sql(text).items():
-        yield from (f"{name} without {found[1]}" for found in _conditions(statement))
+    names = list(_NAMES.finditer(text))
+    for begin, end, _ in _conditions(text):
+        name = [found for found in names if found.start() < begin][-1]
+        yield f"{name[1] or name[2]} without {' '.join(text[begin:end].split())}"
 
 
-def _conditions(statement: str) -> list[re.Match[str]]:
-    bare = re.sub(r"--.*", lambda comment: " " * len(comment[0]), statement)
-    return [
-        found
-        for found in _CONDITION.finditer(bare)
-        if not found[1].startswith(("chain_id", "h.chain_id", "head.chain_id"))
-    ]
+def _conditions(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where each begins and ends, and what undoes it."""
+    bare = _SILENT.sub(_silenced, text)
+    for first, last in _bodies(text):
+        for found in _BEGINS.finditer(bare, first, last):
+            if not _BETWEEN.search(bare, first, found.start()):
+                end = _end(bare[:last], found.end())
+                wrong = "AND false" if found["of"].endswith("IF") else "OR true"
+                yield found.end(), found.end() + len(bare[found.end() : end].rstrip()), wrong
+
+
+def _bodies(text: str) -> list[tuple[int, int]]:
+    """Return where each statement is; of a schema, the body of each function."""
+    if "CREATE TABLE" in text:
+        return [body.span(1) for body in _BODY.finditer(text)]
+    ends = [found.start() for found in _NAMES.finditer(text)]
+    return list(pairwise([*ends, len(text)]))
+
+
+def _silenced(found: re.Match[str]) -> str:
+    return (" " if found[0].startswith("--") else "_") * len(found[0])
+
+
+def _end(bare: str, begin: int) -> int:
+    depth, is_between = 0, False
+    for found in _ENDS.finditer(bare, begin):
+        if found[0] == "(":
+            depth += 1
+        elif found[0] == ")" and depth:
+            depth -= 1
+        elif depth == 0:
+            if found[0] != "AND" or is_between or "BETWEEN" not in bare[begin : found.start()]:
+                return found.start()
+            is_between = True
+    raise AssertionError("a condition has an end")
 
 
 def _in_python(text: str) -> Iterator[str]:
@@ -90,8 +132,16 @@ def _in_python(text: str) -> Iterator[str]:
 
 def _places(tree: ast.AST) -> Iterator[ast.expr | ast.If]:
     """Yield what can be done wrong; not what is only shown, or checked by types."""
+    typed = {
+        id(part)
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
+        for given in (*each.decorator_list, *each.keywords)
+        for part in ast.walk(given)
+    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        is_typed = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        if is_typed or id(node) in typed:
             continue
         if isinstance(node, ast.Compare):
             is_one = len(node.ops) == 1 and type(node.ops[0]) in _OTHER

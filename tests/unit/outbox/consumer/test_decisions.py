@@ -17,6 +17,7 @@ from outbox.consumer.decisions import (
     after_failure,
     by_database,
     by_filter,
+    strange_ns,
 )
 
 FIELDS = ("is_applied", "is_parked", "is_dead", "is_key_parked", "is_below_horizon")
@@ -91,6 +92,11 @@ def test_the_default_schedule_is_exactly_the_one_documented() -> None:
 def test_each_pause_is_counted_from_the_failure_before_it() -> None:
     late = after_failure(RetryLevels(), 1, 1_000 * SECOND)
     assert late == TryAgain(due_ns=1_030 * SECOND, failures=2)
+
+
+def test_time_is_strange_beyond_twice_the_longest_pause_from_now() -> None:
+    levels = RetryLevels(levels_seconds=(3.0, 5.0, 4.0))
+    assert strange_ns(levels, 1_000 * SECOND) == 1_010 * SECOND
 
 
 @given(

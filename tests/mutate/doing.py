@@ -1,22 +1,19 @@
-"""Does the wrong that `ORDERCHAIN_MUTANT` names, before anything of the engine is imported."""
+"""Does a wrong: puts it in the place of the source, before anything has read that."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import pytest
-
-import chain_kernel.sql
-
-from .mutants import ROOT, Mutant, mutated, mutated_statement
+from .mutants import ROOT, Mutant, mutated, mutated_text
 
 LOADED: list[str] = []
-"""What was done: a run in which it never was shows nothing."""
+"""What was read instead: a run in which nothing was shows nothing."""
 
 
 class _Wrong(MetaPathFinder, Loader):
@@ -40,28 +37,17 @@ class _Wrong(MetaPathFinder, Loader):
         exec(compile(mutated(self._mutant), path, "exec"), module.__dict__)  # noqa: S102
 
 
-def _do(mutant: Mutant) -> None:
+def do(mutant: Mutant) -> None:
+    """Let this process read a source with a wrong in it."""
     if mutant.path.endswith(".py"):
         sys.meta_path.insert(0, _Wrong(mutant))
         return
-    parse = chain_kernel.sql.parse_sql
-    whole = parse((ROOT / mutant.path).read_text(encoding="utf-8"))
+    path, wrong, read = ROOT / mutant.path, mutated_text(mutant), Path.read_text
 
-    def parse_wrongly(text: str) -> Mapping[str, str]:
-        statements = parse(text)
-        if statements != whole:
-            return statements
+    def read_wrongly(self: Path, *given: Any, **named: Any) -> str:
+        if self.name != path.name or self.resolve() != path:
+            return read(self, *given, **named)
         LOADED.append(mutant.path)
-        return mutated_statement(mutant, dict(statements))
+        return wrong
 
-    chain_kernel.sql.parse_sql = parse_wrongly
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run that was of no use."""
-    if not LOADED:
-        session.exitstatus = pytest.ExitCode.USAGE_ERROR
-
-
-_path, _, _number = os.environ["ORDERCHAIN_MUTANT"].rpartition(":")
-_do(Mutant(_path, int(_number), ""))
+    Path.read_text = read_wrongly  # type: ignore[method-assign]
