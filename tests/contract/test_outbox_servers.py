@@ -6,7 +6,7 @@ Calls are drawn from a seed: what they ask for depends on nothing that they have
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import Random
@@ -220,15 +220,14 @@ def plain(value: Any) -> Any:
     return value
 
 
-async def played(seed: int, fetch: Fetch, dump: Callable[[], Any]) -> list[Any]:
-    """Return what each call has returned, and the rows that are left after it."""
-    sql, seen = FILES["inbox_queries"], []
+async def played(seed: int, fetch: Fetch, dump: Callable[[], Any]) -> AsyncIterator[Any]:
+    """Yield what each call has returned, and the rows that are left after it."""
+    sql = FILES["inbox_queries"]
     await fetch(sql["register"], "x")
     await fetch(sql["know_topics"], 1, ["a", "b"])
     for statement, given in Draw(seed).calls():
         rows = sorted(str(plain(list(row))) for row in await fetch(statement, *given))
-        seen.append((statement[:60], rows, await dump()))
-    return seen
+        yield statement[:60], rows, await dump()
 
 
 def judged(statuses: Statuses, table: str, key: Any, before: Any, after: Any) -> None:
@@ -273,10 +272,10 @@ async def in_memory(seed: int, statuses: Statuses) -> list[Any]:
             for table, (name, (_, names)) in zip(tables, TABLES.items(), strict=True)
         ]  # fmt: skip
 
-    return await played(seed, fetch, dump)
+    return [seen async for seen in played(seed, fetch, dump)]
 
 
-async def in_postgres(seed: int, dsn: str) -> list[Any]:
+async def as_in_postgres(seed: int, dsn: str, memory: list[Any]) -> None:
     connection = await asyncpg.connect(dsn)
     await save_destinations(connection, DESTINATIONS)
 
@@ -291,7 +290,9 @@ async def in_postgres(seed: int, dsn: str) -> list[Any]:
         return [sorted(str(plain(list(row))) for row in rows) for rows in found]
 
     try:
-        return await played(seed, connection.fetch, dump)
+        expected = iter(memory)
+        async for found in played(seed, connection.fetch, dump):
+            assert next(expected) == found, f"seed {seed}"
     finally:
         await connection.close()
 
@@ -302,10 +303,8 @@ def test_statements_answer_in_memory_as_in_postgresql(
     seed: int, database_with: Callable[..., str], postgres_server: Any
 ) -> None:
     name = database_with("outbox", "inbox", "decision", "callback")
-    real = asyncio.run(in_postgres(seed, postgres_server.dsn(SUPERUSER, name)))
     memory = run_virtual(in_memory(seed, statuses := Statuses("G10 hand on record")))
-    for at, (found, expected) in enumerate(zip(memory, real, strict=True), start=1):
-        assert found == expected, f"call {at} of seed {seed}"
+    asyncio.run(as_in_postgres(seed, postgres_server.dsn(SUPERUSER, name), memory))
     # So whatever is written in whatever order, rows of PostgreSQL move along the table, too.
     assert statuses.decided["G10 table"] > 10
 

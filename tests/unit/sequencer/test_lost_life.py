@@ -76,6 +76,15 @@ def test_lives_of_time_based_ids_are_parted(spread: int, other: int) -> None:
         assert ids[0] >> TIME_ID_BITS == ids[-1] >> TIME_ID_BITS == WALL_NS // 10**6 + 1_000
 
 
+def test_life_that_skips_no_ids_goes_on_at_the_next_one() -> None:
+    assert ids_of(life(77), WALL_NS + SECOND_NS, skip_ids=0).start == HEAD + 1
+
+
+def test_life_near_the_end_of_all_ids_skips_only_what_was_in_flight() -> None:
+    last_id = ID_MAX - 4 * TIME_PARTITION_IDS_MIN
+    assert ids_of(life(77, last_id=last_id), WALL_NS).start == last_id + 1 + SKIP
+
+
 @pytest.mark.parametrize("strategy", ["sequential", "time"])
 @pytest.mark.parametrize("ahead", [LOST_ORDERS, SEEN_AHEAD_MAX - 10**6])
 def test_frames_above_the_head_are_begun_behind(strategy: IdStrategy, ahead: int) -> None:
