@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import groupby
 from math import inf
 from operator import itemgetter
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlencode
 from weakref import WeakKeyDictionary
@@ -292,6 +293,9 @@ async def _first(
                 raise
             refusals.append((error, error))
         except DRIVER_ERRORS as error:
+            # The driver keeps its error, and a TLS context, in the frame that raises it: a cycle. A
+            # standby of a database that is away makes many, and the collector runs rarely.
+            clear_frames(error.__traceback__)
             is_hang_up = isinstance(error, _HANG_UPS) and config.is_tls_certain
             if is_hang_up and isinstance(address, str):
                 error = await _alert(config, (host, port), address, share_end) or error
