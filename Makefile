@@ -39,7 +39,7 @@ faults: servers ## the long form of the fault tests: many rounds, ten minutes or
 	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)
 
 soak: servers ## an hour of open load and faults on real servers: all is judged, and nothing grows (HOURS=1, RATE=2000, SEED=n)
-	@$(BIN)/python -m tests.faults.soak --hours $(or $(HOURS),1) --rate $(or $(RATE),2000) $(if $(SEED),--seed $(SEED))
+	@SOAK_HOURS=$(or $(HOURS),1) SOAK_RATE=$(or $(RATE),2000) $(if $(SEED),FAULTS_SEED=$(SEED)) $(BIN)/python -m pytest tests/faults/test_soak.py $(PYTEST_ARGS)
 
 mutate: servers ## small wrongs in the source, one at a time: those that no test notices (MUTATE_ARGS="--only core --at-most 40")
 	@$(BIN)/python -m tests.mutate.run $(MUTATE_ARGS)

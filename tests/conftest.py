@@ -232,7 +232,13 @@ def breakable_kafka(session_folder: Path) -> Iterator[KafkaServer]:
         port=ports[0],
         controller_port=ports[1],
         is_long_run=False,
-        settings={"auto.create.topics.enable": "true"},  # which is the default of brokers
+        settings={
+            "auto.create.topics.enable": "true",  # which is the default of brokers
+            "log.retention.bytes": str(32 * 2**20),
+            "log.segment.bytes": str(8 * 2**20),
+            "log.retention.check.interval.ms": "5000",
+            "log.segment.delete.delay.ms": "1000",
+        },
     )
     with KafkaServer(with_proxy(config, ports[2], ports[3])) as server:
         yield server

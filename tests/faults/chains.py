@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 import sys
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -64,14 +65,27 @@ def promoted(chain: Chain, pair: ServerPair) -> Chain:
     return replace(chain, database=pair.standby.dsn(SUPERUSER, database))
 
 
+async def chainctl(chain: Chain, *arguments: str) -> tuple[int, str, str]:
+    """Run the command on the chain's servers; return its exit code, its output, and its errors."""
+    servers = {"CHAINCTL_DATABASE": chain.database, "CHAINCTL_KAFKA": str(chain.config.kafka)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "chainctl", *arguments),
+        env=os.environ | servers,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await process.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        code = await process.wait()
+    return code, out.decode(), err.decode()
+
+
 async def require_whole(chain: Chain) -> None:
     """Prove the chain as an auditor does, with a look for two rows under one key."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "chainctl", "verify", "--local", "--source", "database"),
-        *("--chain", str(chain.chain_id), "--keys", "--seals"),
-        env=os.environ | {"CHAINCTL_DATABASE": chain.database},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    shown, _ = await in_time(process.communicate())
-    assert process.returncode == 0, shown.decode()
+    number = str(chain.chain_id)
+    what = ("verify", "--local", "--source", "database", "--chain", number, "--keys", "--seals")
+    code, *shown = await in_time(chainctl(chain, *what))
+    assert code == 0, shown

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -33,7 +31,7 @@ from tests.builders.standbys import ServerPair
 from tests.deadlines import deadline, stretched
 
 from .brokers import Brokers, Kafka
-from .chains import create_chain, promoted, require_whole
+from .chains import chainctl, create_chain, promoted, require_whole
 from .inspector import inspect, inspect_topic
 from .processes import Worker
 
@@ -352,23 +350,11 @@ class Round:
 
     async def ask_doctor(self) -> None:
         """Keep what `doctor` says in the middle of the faults."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "chainctl", "doctor", "--json"),
-            env=os.environ
-            | {
-                "CHAINCTL_DATABASE": self.chain.database,
-                "CHAINCTL_KAFKA": str(self.chain.config.kafka),
-            },
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
         try:
             async with asyncio.timeout(stretched(DOCTOR_SECONDS)):
-                out, _ = await process.communicate()
+                _, out, _ = await chainctl(self.chain, "doctor", "--json")
         except TimeoutError:
             self.said = f"no answer within {DOCTOR_SECONDS:g} s"
-            process.kill()
-            await process.wait()
             return
         self.said = _summary(out)
 
@@ -404,7 +390,7 @@ class Round:
         )
 
 
-def _summary(out: bytes) -> str:
+def _summary(out: str) -> str:
     """Return what is not well, in short."""
     try:
         checks: list[dict[str, Any]] = json.loads(out)
