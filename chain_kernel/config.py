@@ -54,16 +54,47 @@ _SHOWN_CHARACTERS_MAX: Final = 200
 
 
 class CheckedNames(StructMeta):
-    """Refuses an unknown field by its name and the nearest one; its value may be a secret."""
+    """Refuses a field that is unknown or missing; it names the remedy, and no value: a secret."""
 
     def __call__(self, *given: Any, **fields: Any) -> Any:  # noqa: ANN401 - any struct
         """Construct. Raises SettingError."""
         known = self.__struct_fields__
-        for name in fields.keys() - set(known):
-            nearest = get_close_matches(name, known, n=1)
-            expected = nearest[0] if nearest else f"one of {', '.join(sorted(known))}"
-            raise SettingError(f"field of {self.__name__}", name, expected)
-        return super().__call__(*given, **fields)
+        for name in sorted(fields.keys() - set(known)):
+            raise SettingError(f"field of {self.__name__}", name, _instead_of(name, self))
+        try:
+            return super().__call__(*given, **fields)
+        except TypeError as error:  # by msgspec, which names a field and no remedy
+            raise _missing(self, {*known[: len(given)], *fields}) or error from None
+
+
+def _missing(kind: Any, given: set[str]) -> SettingError | None:  # noqa: ANN401 - any struct's
+    """Return what to say of the first field that must be given and is not."""
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.name not in given:
+            expected = " or ".join(map(_in_words, _types_of(field.type)))
+            return SettingError(f"{field.name} of {kind.__name__}", None, expected)
+    return None
+
+
+def _instead_of(name: str, kind: Any) -> str:  # noqa: ANN401 - any struct's
+    """Return what was meant: a field of a config within this one, or a name that is alike."""
+    fields = msgspec.structs.fields(kind)
+    for field in fields:
+        for part in filter(_is_struct, _types_of(field.type)):
+            if name in part.__struct_fields__:
+                return f"{field.name}={part.__name__}({name}=...)"
+    known = sorted(field.name for field in fields)
+    if nearest := get_close_matches(name, known, n=1, cutoff=_SURE):
+        return nearest[0]
+    for other in Config.__subclasses__():
+        if name in other.__struct_fields__:
+            return f"one of {', '.join(known)}; {other.__name__} has {name}"
+    nearest = get_close_matches(name, known, n=1)
+    return nearest[0] if nearest else f"one of {', '.join(known)}"
+
+
+_SURE: Final = 0.85
+"""So much alike, it is meant rather than the same name of another config."""
 
 
 class Config(Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,6 +184,13 @@ def _items_of(kind: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
 
 def _is_struct(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
+
+
+def _in_words(kind: Any) -> str:  # noqa: ANN401 - as above
+    kind = get_origin(kind) or kind
+    return {str: "a text", int: "a number", tuple: "a list"}.get(
+        kind, getattr(kind, "__name__", str(kind))
+    )
 
 
 def _choices_of(kind: Any) -> list[str]:  # noqa: ANN401 - as above

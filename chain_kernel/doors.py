@@ -13,20 +13,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+class ExtraMissing(ModuleNotFoundError):
+    """An import lacks a package; the text names the extra that installs it."""
+
+
 @contextmanager
 def needs_extra(extra: str, door: str) -> Iterator[None]:
     """Have an import that lacks a package say in one line which extra installs it.
 
-    Raises ModuleNotFoundError.
+    Raises ExtraMissing, of the innermost block: it knows best.
     """
     try:
         yield
+    except ExtraMissing:
+        raise
     except ModuleNotFoundError as error:
         from chain_kernel.text import not_installed
 
         missing = (error.name or "").partition(".")[0]
         text = f"{door}: {not_installed(missing, extra)}"
-        raise ModuleNotFoundError(text, name=error.name) from None
+        raise ExtraMissing(text, name=error.name) from None
 
 
 def imported(

@@ -51,6 +51,50 @@ from typing import TYPE_CHECKING, Final, Self
 from chain_kernel.masks import masked
 from chain_kernel.text import printable
 
+__all__ = [
+    "BatchDamaged",
+    "BrokerAway",
+    "Busy",
+    "ChainLed",
+    "ChainMissing",
+    "CheckpointLost",
+    "ClockError",
+    "ConnectError",
+    "DurabilityError",
+    "Fenced",
+    "ForeignDatabase",
+    "ForkFound",
+    "FrameError",
+    "GapError",
+    "HaltError",
+    "InputError",
+    "IntakeLost",
+    "IntakeMoved",
+    "KeyConflict",
+    "KeyTooOld",
+    "NotYetReadable",
+    "NumberOutOfOrder",
+    "OrderError",
+    "OrderchainError",
+    "PageDamaged",
+    "PrimaryBehind",
+    "QueueFull",
+    "RefusedError",
+    "RetryError",
+    "RowLocked",
+    "RowsArchived",
+    "RowsMissing",
+    "SchemaError",
+    "SealMismatch",
+    "SettingError",
+    "SourceBroken",
+    "SteppedDown",
+    "StillHalted",
+    "StoppedError",
+    "TopicError",
+    "UnknownOutcome",
+]
+
 if TYPE_CHECKING:
     from datetime import datetime
 

@@ -234,6 +234,13 @@ class RecordSource(Closable, Protocol):
         """
         ...
 
+    async def offsets_at(self, time_ms: int) -> dict[int, int]:
+        """Return for each partition the offset of its first record at or after a time, or its end.
+
+        Milliseconds since 1970 UTC. Raises as `open`.
+        """
+        ...
+
     async def seek(self, offsets: Mapping[int, int]) -> None:
         """Read every partition from its offset on. Raises RetryError."""
         ...
@@ -346,6 +353,20 @@ class GapSource(Closable, Protocol):
         """
         ...
 
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return the id of the last row that is not above `until_id`; 0 when there is none.
+
+        Raises as `standing`.
+        """
+        ...
+
+    async def row_before_time(self, time_us: int) -> int:
+        """Return the last row that was committed before `time_us`; 0 when there is none.
+
+        Microseconds since 1970 UTC, by the sequencer's clock. Raises as `standing`.
+        """
+        ...
+
 
 class ArchivedSource(Protocol):
     """Rows of one chain that the database has released, after some id up to its boundary.
@@ -441,24 +462,6 @@ class CheckpointStore(Closable, Protocol):
 
 
 @runtime_checkable
-class PlaceFinder(Protocol):
-    """Finds where a receiver without a place begins; a GapSource may implement this too."""
-
-    async def row_at_or_before(self, until_id: int) -> int:
-        """Return the id of the last row that is not above `until_id`; 0 when there is none.
-
-        Raises as `GapSource.standing`.
-        """
-        ...
-
-    async def row_before_time(self, time_us: int) -> int:
-        """Return the last row that was committed before `time_us`; 0 when there is none.
-
-        Microseconds since 1970 UTC, by the sequencer's clock. Raises as `GapSource.standing`.
-        """
-        ...
-
-
 class SnapshotStore(Protocol):
     """Where a service keeps snapshots of its state, for one chain."""
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from chain_kernel.version import installed_version
 from chainctl.exits import (
     ExitCode,
     Terminated,
@@ -27,7 +28,7 @@ from chainctl.exits import (
     traceback_text,
 )
 from chainctl.options import IS_DEBUG, SECRETS, Group
-from chainctl.output import installed_version, keep_command_line, talk, talk_through
+from chainctl.output import keep_command_line, talk, talk_through
 from chainctl.settings import passwords
 
 if TYPE_CHECKING:

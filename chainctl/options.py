@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from chain_kernel.config import checked_text
+from chain_kernel.errors import SettingError
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
+from chain_kernel.start_at import StartAt
 from chainctl.logs import Subject, set_up_logging
-from chainctl.settings import SETTING, name_of, setting_options, settings_in
+from chainctl.settings import SETTING, owner_of, setting_options, settings_in
 from chainctl.units import Integer, Span
 
 if TYPE_CHECKING:
@@ -201,6 +203,21 @@ class ChainIds(click.ParamType):  # type: ignore[type-arg] # generic only in new
         return tuple(sorted(found))
 
 
+class Start(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
+    """Where to begin, as `StartAt.parse` takes it."""
+
+    name = "start"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> StartAt:
+        """Return what the text says."""
+        try:
+            return StartAt.parse(str(value))
+        except SettingError as error:
+            self.fail(f"{value}, expected {error.expected}", param, ctx)
+
+
 class Name(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
     """A name that a database can hold: bytes of a command line that are no UTF-8 are refused."""
 
@@ -342,7 +359,7 @@ def _prepared(names: tuple[str, ...]) -> Settings:
     context.meta[IS_DEBUG] = settings.log_level == "debug"
     running = None
     if "log_format" in names:
-        name = name_of(settings) if "name" in names else context.params.get("name")
+        name = owner_of(settings) if "owner" in names else context.params.get("name")
         running = Subject(context.params.get("chain_id"), name)
     set_up_logging(settings, running)
     return settings

@@ -42,16 +42,6 @@ _talk_form: list[Callable[[str, str], str]] = []
 """How to write a line of talk and its level; empty for plain text."""
 
 
-def installed_version() -> str:
-    """Return the version of the installed distribution; `unknown` for a checkout without one."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("orderchain")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def keep_command_line(context: click.Context, arguments: Sequence[str]) -> None:
     """Keep the command line for what the command writes about itself."""
     context.meta[_COMMAND_LINE] = shlex.join(["chainctl", *arguments])

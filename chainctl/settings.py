@@ -60,7 +60,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     frame_bytes: int = 512 * 1024
     linger_seconds: float = 0.0
     key_window_rows: int = 1_000_000
-    name: str = ""
+    owner: str = ""
     lease_seconds: float = 5.0
     id_strategy: Literal["sequential", "time"] = "sequential"
     heartbeat_seconds: float = 0.25
@@ -180,7 +180,7 @@ _HELP: Final[Mapping[str, tuple[click.ParamType | None, str]]] = {  # type: igno
         "Rows whose keys are remembered, so that a repeated order adds nothing; 0: keys are not "
         "compared.",
     ),
-    "name": (None, "Name of the leader, for operators.  [default: host and process]"),
+    "owner": (None, "Who leads, as operators see it.  [default: host and process]"),
     "lease_seconds": (_SPAN, "How long a leader must be silent to count as dead."),
     "id_strategy": (
         click.Choice(["sequential", "time"]),
@@ -360,9 +360,9 @@ def _ways(name: str) -> str:
     return f"{flag_of(name)}, {variable_of(name)} or {DEFAULT_CONFIG}"
 
 
-def name_of(settings: Settings) -> str:
+def owner_of(settings: Settings) -> str:
     """Return the name by which a sequencer of this process leads."""
-    return settings.name or f"{platform.node() or 'unknown'}:{os.getpid()}"
+    return settings.owner or f"{platform.node() or 'unknown'}:{os.getpid()}"
 
 
 def has_flag(name: str) -> bool:

@@ -16,8 +16,8 @@ import msgspec
 from matching_service import ADD, match
 
 if TYPE_CHECKING:
-    from matcher_receiver.testing import MemoryChain
     from orderchain import Receiver
+    from orderchain.testing import MemoryChain
 
 
 def test_each_order_counts_once_wherever_the_service_is_killed(

@@ -23,12 +23,11 @@ from chain_kernel.errors import (
     RetryError,
     SettingError,
 )
-from chain_kernel.ports import PlaceFinder
 from gapfill.config import Seconds
 from gapfill.reader import GapReader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from random import Random
 
     from chain_kernel.clients.database_config import DatabaseConfig
@@ -60,7 +59,7 @@ class PreferenceConfig(Config, frozen=True, kw_only=True):
 
 
 class PreferredSources(ClosedAtExit):
-    """Implements GapSource and PlaceFinder of the kernel's ports over several servers of one chain.
+    """Implements GapSource of the kernel's ports over several servers of one chain.
 
     Rows are read from the first server that has them: the standbys, in the order given, each for as
     long as `standby_seconds` allows, then the primary, the last one given. Only the primary reports
@@ -138,18 +137,14 @@ class PreferredSources(ClosedAtExit):
         return known
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
-        return await self._find(lambda finder: finder.row_at_or_before(until_id))
+        """Return a row's id; see `chain_kernel.ports.GapSource`."""
+        await self.standing(0)  # finds out who judges
+        return await self._judge.row_at_or_before(until_id)
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
-        return await self._find(lambda finder: finder.row_before_time(time_us))
-
-    async def _find(self, ask: Callable[[PlaceFinder], Awaitable[int]]) -> int:
-        await self.standing(0)  # finds out who judges
-        if not isinstance(self._judge, PlaceFinder):
-            raise SettingError("start_at", type(self._judge).__name__, "a source that finds places")
-        return await ask(self._judge)
+        """Return a row's id; see `chain_kernel.ports.GapSource`."""
+        await self.standing(0)
+        return await self._judge.row_before_time(time_us)
 
     def _judges(self) -> list[GapSource]:
         """Return the servers in the order in which they are asked for a standing."""

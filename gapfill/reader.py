@@ -61,7 +61,7 @@ _batches_of = itemgetter(
 
 
 class GapReader(ClosedAtExit):
-    """Implements GapSource and PlaceFinder of `chain_kernel.ports` over PostgreSQL.
+    """Implements GapSource of `chain_kernel.ports` over PostgreSQL.
 
     The role `gap_reader` is enough. One fill at a time; used from one event loop. It connects when
     something is read, and disconnects soon after; readers of one chain and process share that
@@ -115,14 +115,14 @@ class GapReader(ClosedAtExit):
     # -- places --------------------------------------------------------------------------------
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
+        """Return a row's id; see `chain_kernel.ports.GapSource`."""
         rows = await self._connection.fetch(
             _SQL["row_at_or_before"], self._config.chain_id, until_id
         )
         return int(rows[0]["id"])
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return the last id of a batch; see `chain_kernel.ports.PlaceFinder`.
+        """Return the last id of a batch; see `chain_kernel.ports.GapSource`.
 
         Commit times never fall along a chain, so a binary search over the ids finds it: some forty
         reads of one index entry each, whatever the length of the chain.

@@ -6,12 +6,12 @@ from chain_kernel.doors import needs_extra
 
 with needs_extra("receiver", __name__):
     from chain_kernel.model import Gap, Snapshot
+    from chain_kernel.start_at import StartAt
     from matcher_receiver.config import (
         CheckpointConfig,
         KafkaSourceConfig,
         ReceiverConfig,
         ReceiverTuning,
-        StartAt,
     )
     from matcher_receiver.decisions import State
     from matcher_receiver.receiver import Receiver

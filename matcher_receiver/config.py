@@ -11,30 +11,13 @@ from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.config import Config
 from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_kernel.model import Mark
-
-TIME_US_MAX: Final = 253_402_300_799_000_000
-"""The end of the year 9999: what a date can hold."""
+from chain_kernel.start_at import StartAt
 
 GAP_DATABASES_MAX: Final = 100
 """Each one that is away costs an occasional connect."""
 
 ChainId = Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
-
-
-class StartAt(Config, frozen=True, kw_only=True):
-    """Where a receiver without a place begins: one of these, else at the beginning.
-
-    Whatever comes before is never delivered, and is not a gap.
-    """
-
-    end: bool = False
-    """After the last row that the database holds at the start."""
-    after_id: Annotated[int, Meta(ge=0, le=ID_MAX)] | None = None
-    """After the last row whose id is not above this; there need not be a row with this id."""
-    time_us: Annotated[int, Meta(ge=0, le=TIME_US_MAX)] | None = None
-    """At the first batch that was committed at or after this: microseconds since 1970 UTC, by the
-    sequencer's clock."""
 
 
 class ReceiverTuning(Config, frozen=True, kw_only=True):
@@ -108,9 +91,9 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     start: Mark | None = None
     """Where to begin, for callers that keep their place themselves. None: at the newest snapshot or
     the checkpoint, and without either, at `start_at`."""
-    start_at: StartAt | None = None
-    """Where a receiver without a place begins. None: at the beginning of the chain. It is ignored
-    once there is a checkpoint, or each restart would skip or repeat."""
+    start_at: StartAt = StartAt("beginning")
+    """Where a receiver without a place begins. It is ignored once there is a checkpoint, or each
+    restart would skip or repeat."""
     until: Annotated[int, Meta(ge=0, le=ID_MAX)] | Literal["head"] | None = None
     """Stop after the last row whose id is not above this; with "head", at the head that the
     database had at the start. None: never."""

@@ -18,7 +18,6 @@ from chain_kernel.errors import (
 )
 from chain_kernel.handlers import check_handler, result_of
 from chain_kernel.monitoring import LAG_LIMITS
-from chain_kernel.ports import PlaceFinder
 from chain_kernel.tasks import HomeLoop, uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
@@ -44,7 +43,8 @@ if TYPE_CHECKING:
         GapSource,
         SnapshotStore,
     )
-    from matcher_receiver.config import ReceiverConfig, StartAt
+    from chain_kernel.start_at import StartAt
+    from matcher_receiver.config import ReceiverConfig
 
 
 def check_parts(
@@ -90,10 +90,10 @@ class Start(NamedTuple):
     standing: Standing
 
 
-async def find_start(source: GapSource, own: Mark | None, start_at: StartAt | None) -> Start:
+async def find_start(source: GapSource, own: Mark | None, start_at: StartAt) -> Start:
     """Return the place `own`, or without one the place that `start_at` names.
 
-    Raises as `ports.GapSource.standing`; SettingError if the source cannot find places.
+    Raises as `ports.GapSource.standing`.
     """
     if own is not None:
         return Start(own, await source.standing(own.id, own.batch_last_id))
@@ -103,15 +103,9 @@ async def find_start(source: GapSource, own: Mark | None, start_at: StartAt | No
     return Start(standing.mark, standing)
 
 
-async def _row_of(source: GapSource, start_at: StartAt | None) -> int:
-    if start_at is None:
-        return 0
-    if start_at.end:
-        return (await source.standing(0)).head.last_id
-    if start_at.after_id is None and start_at.time_us is None:
-        return 0
-    if not isinstance(source, PlaceFinder):
-        raise SettingError("start_at", type(source).__name__, "a source that finds places")
+async def _row_of(source: GapSource, start_at: StartAt) -> int:
+    if start_at.at is not None:
+        return 0 if start_at.at == "beginning" else (await source.standing(0)).head.last_id
     if start_at.after_id is not None:
         return await source.row_at_or_before(start_at.after_id)
     return await source.row_before_time(start_at.time_us or 0)

@@ -1,7 +1,8 @@
 """The front door: what most programs need, under one name.
 
 Each name is imported at its first use: `import orderchain` alone imports nothing. What else there
-is has its own door: `outbox` for messages, `chain_kernel` for adapters and tests of your own.
+is has its own door: `orderchain.errors`, `orderchain.testing`, `orderchain.spark`; `outbox` for
+messages.
 """
 
 # There is no import here: `import orderchain` costs nothing. Type checkers treat this as true.
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         LagLimits as LagLimits,
         Monitor as Monitor,
     )
+    from chain_kernel.start_at import StartAt as StartAt
     from chain_verifier.config import (
         DatabaseSource as DatabaseSource,
         JournalSource as JournalSource,
@@ -34,15 +36,18 @@ if TYPE_CHECKING:
         FileSnapshotStore as FileSnapshotStore,
         Receiver as Receiver,
         ReceiverConfig as ReceiverConfig,
-        StartAt as StartAt,
+        ReceiverTuning as ReceiverTuning,
         State as State,
     )
     from orderchain.front_door import open_receiver as open_receiver
     from sequencer import (
         Ack as Ack,
+        FileIntake as FileIntake,
+        FileOptions as FileOptions,
         Order as Order,
         Sequencer as Sequencer,
         SequencerConfig as SequencerConfig,
+        SequencerTuning as SequencerTuning,
         TopicIntake as TopicIntake,
         TopicIntakeConfig as TopicIntakeConfig,
         open_sequencer as open_sequencer,
@@ -55,6 +60,7 @@ _NAMES = {
     "chain_kernel.clients.kafka_config": ("KafkaConfig",),
     "chain_kernel.model": ("Event", "Mark", "Run", "Snapshot"),
     "chain_kernel.monitoring": ("LagLimits", "Monitor"),
+    "chain_kernel.start_at": ("StartAt",),
     "chain_verifier.config": (
         "DatabaseSource",
         "JournalSource",
@@ -64,13 +70,22 @@ _NAMES = {
     ),
     "chain_verifier.report": ("Report",),
     "chain_verifier.spark.verify": ("verify",),
-    "matcher_receiver": ("FileSnapshotStore", "Receiver", "ReceiverConfig", "StartAt", "State"),
+    "matcher_receiver": (
+        "FileSnapshotStore",
+        "Receiver",
+        "ReceiverConfig",
+        "ReceiverTuning",
+        "State",
+    ),
     "orderchain.front_door": ("open_receiver",),
     "sequencer": (
         "Ack",
+        "FileIntake",
+        "FileOptions",
         "Order",
         "Sequencer",
         "SequencerConfig",
+        "SequencerTuning",
         "TopicIntake",
         "TopicIntakeConfig",
         "open_sequencer",
@@ -89,6 +104,9 @@ _EXTRA_OF = {
 }
 """The packages that the door imports from, and the extra that installs what each one imports."""
 
+__version__: str
+"""The version of the installed distribution; `unknown` for a checkout without one."""
+
 __all__: list[str]
 """What can be imported here: made when it is asked for, by `__getattr__`."""
 
@@ -101,6 +119,10 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
 
     def __getattr__(name: str) -> object:
         """Import what `name` stands for at its first use."""
+        if name == "__version__":
+            from chain_kernel.version import installed_version
+
+            return installed_version()
         from chain_kernel.doors import imported
 
         found = globals()[name] = imported(__name__, name, _MODULE_OF, _EXTRA_OF)

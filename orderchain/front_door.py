@@ -17,6 +17,7 @@ from matcher_receiver import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from random import Random
 
     from chain_kernel.clock import Clock
     from chain_kernel.ports import (
@@ -37,6 +38,7 @@ def open_receiver(
     snapshots: SnapshotStore | None = None,
     on_state: Callable[[State], None] | None = None,
     clock: Clock | None = None,
+    random: Random | None = None,
 ) -> Receiver:
     """Return the receiver that `config` describes, to be entered: `async with open_receiver(...)`.
 
@@ -49,11 +51,11 @@ def open_receiver(
     """
     if config.tuning.calm_collector:
         calm_collector()
+    if checkpoints is None:
+        checkpoints = _checkpoints(config, keeps_snapshots=snapshots is not None)
     source = gap_source or _gap_source(config)
     if frames is None:
         frames = _frames(config, source)
-    if checkpoints is None:
-        checkpoints = _checkpoints(config, keeps_snapshots=snapshots is not None)
     return Receiver(
         config,
         frames,
@@ -62,6 +64,7 @@ def open_receiver(
         clock,
         snapshots=snapshots,
         on_state=on_state,
+        random=random,
     )
 
 

@@ -145,7 +145,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             chain_id=self.setup.chain_id,
             database=self.setup.sequencer_database,
             kafka=self.setup.kafka,
-            name="chainctl demo",
+            owner="chainctl demo",
             tuning=SequencerTuning(batch_rows_max=self.batch_rows),
         )
 

@@ -7,6 +7,43 @@ Each name is imported at its first use: `chainctl schema` needs the names of the
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from outbox.callback.callback_service import (
+        CallbackService as CallbackService,
+    )
+    from outbox.callback.calls import (
+        HttpSenderCalls as HttpSenderCalls,
+        sender_app as sender_app,
+    )
+    from outbox.callback.checked_sender import (
+        CheckedSender as CheckedSender,
+    )
+    from outbox.callback.config import (
+        AskRules as AskRules,
+        CallbackConfig as CallbackConfig,
+        CheckedConfig as CheckedConfig,
+    )
+    from outbox.sender.check_back import (
+        CheckBack as CheckBack,
+        CheckingConfig as CheckingConfig,
+        DecisionRefused as DecisionRefused,
+        check_decision as check_decision,
+        check_decisions as check_decisions,
+        decide as decide,
+        decide_messages as decide_messages,
+        forget_decisions as forget_decisions,
+    )
+    from outbox.service.config import (
+        Clients as Clients,
+        ServiceConfig as ServiceConfig,
+        read_clients as read_clients,
+    )
+    from outbox.service.interface import (
+        MessageClient as MessageClient,
+    )
+    from outbox.service.server import (
+        MessageService as MessageService,
+    )
+    from chain_kernel.start_at import StartAt as StartAt
     from outbox.consumer.attempts import Refused as Refused
     from outbox.consumer.config import (
         ConsumerConfig as ConsumerConfig,
@@ -21,7 +58,6 @@ if TYPE_CHECKING:
         RedisFilter as RedisFilter,
         RedisFilterConfig as RedisFilterConfig,
     )
-    from outbox.consumer.in_hand import ConsumeStart as ConsumeStart, StartFrom as StartFrom
     from outbox.consumer.inbox import InboxLog as InboxLog
     from outbox.consumer.record_source import move_start as move_start
     from outbox.destination import Destination as Destination
@@ -53,13 +89,24 @@ if TYPE_CHECKING:
     from outbox.statuses import Change as Change, Status as Status
 
 _NAMES = {
+    "outbox.callback.callback_service": "CallbackService",
+    "outbox.callback.calls": "HttpSenderCalls sender_app",
+    "outbox.callback.checked_sender": "CheckedSender",
+    "outbox.callback.config": "AskRules CallbackConfig CheckedConfig",
+    "outbox.sender.check_back": (
+        "CheckBack CheckingConfig DecisionRefused check_decision check_decisions decide "
+        "decide_messages forget_decisions"
+    ),
+    "outbox.service.config": "Clients ServiceConfig read_clients",
+    "outbox.service.interface": "MessageClient",
+    "outbox.service.server": "MessageService",
+    "chain_kernel.start_at": "StartAt",
     "outbox.consumer.attempts": "Refused",
     "outbox.consumer.config": "ConsumerConfig ConsumerStats",
     "outbox.consumer.consumer": "Consumer",
     "outbox.consumer.decisions": "RetryLevels",
     "outbox.consumer.delivery": "Delivery",
     "outbox.consumer.filters": "Filter MemoryFilter RedisFilter RedisFilterConfig",
-    "outbox.consumer.in_hand": "ConsumeStart StartFrom",
     "outbox.consumer.inbox": "InboxLog",
     "outbox.consumer.record_source": "move_start",
     "outbox.destination": "Destination",

@@ -18,6 +18,7 @@ from chain_kernel.limits import (
     FRAME_BYTES_MIN,
     PAYLOAD_BYTES_MAX,
 )
+from chain_kernel.start_at import StartAt
 from sequencer.core import IdStrategy
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
@@ -103,14 +104,15 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """What a sequencer of one chain must know; what few need to change is in `tuning`."""
 
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
-    database: str | DatabaseConfig
+    database: str | DatabaseConfig | None = None
     """The primary, as a DatabaseConfig or a libpq URL: of one host its primary alone is accepted,
     several need `target_session_attrs=primary` or `read-write`. The sequencer holds direct
-    connections: use no transaction pooler."""
-    kafka: str | KafkaConfig
-    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
-    name: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
-    """The leader's name, as operators see it. It identifies nothing: the nonce does."""
+    connections: use no transaction pooler. None: `store`, `keys` and `lease` are passed in."""
+    kafka: str | KafkaConfig | None = None
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`. None: the `sink`
+    is passed in."""
+    owner: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
+    """Who leads, as operators see it. It identifies nothing: the nonce does."""
     standby: bool = False
     """Wait while another leader is alive, instead of giving up."""
     key_window_rows: Annotated[int, Meta(ge=0, le=10**8)] = 1_000_000
@@ -129,7 +131,7 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Show the settings without the password."""
-        shown = DatabaseConfig.of(self.database).shown
+        shown = self.database and DatabaseConfig.of(self.database).shown
         return f"SequencerConfig(chain_id={self.chain_id}, database={shown!r})"
 
 
@@ -142,10 +144,10 @@ class TopicIntakeConfig(Config, frozen=True, kw_only=True):
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     """It is part of the name of every mark, and of the keys of records without a key: under another
     name the same records are new orders."""
-    start: Literal["earliest", "latest"] = "earliest"
-    """Where to begin with a topic that was never read before. With "latest" the records that are
-    there never become orders of this chain. A partition that is added later is read from its
-    beginning."""
+    start_at: StartAt = StartAt("beginning")
+    """Where to begin with a topic that was never read before. With another place than the beginning
+    the records before it never become orders of this chain. A partition that is added later is read
+    from its beginning."""
     batch_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
     """Records handed over at once, at most; the sequencer's own bound applies too."""
     fetch_bytes: Annotated[int, Meta(ge=2**16, le=2**28)] = 2**20
@@ -156,3 +158,8 @@ class TopicIntakeConfig(Config, frozen=True, kw_only=True):
     stop_seconds: Seconds = 5.0
     """How long a stop waits for the commits of what was handed over. After it they continue in the
     sequencer, which has a deadline of its own."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError if a topic has no such start."""
+        super().__post_init__()
+        self.start_at.require_topic()

@@ -241,7 +241,7 @@ class Leadership:
                 if watch.may_take_over(sight, self._clock.monotonic_ns(), self._late_ns):
                     async with AsyncExitStack() as ours:
                         await ours.enter_async_context(self._turns)
-                        term = self._begin(await self._store.take_over(self._config.name, sight))
+                        term = self._begin(await self._store.take_over(self._config.owner, sight))
                         turn.push_async_exit(ours.pop_all())
                         return term
                 if watch.is_led and not self._config.standby:
@@ -292,7 +292,7 @@ class Leadership:
         # at an epoch of ours that we do not know yet.
         was_changing, self._is_changing = self._is_changing, True
         try:
-            term = self._begin(await self._store.take_over_again(self._config.name, self.term))
+            term = self._begin(await self._store.take_over_again(self._config.owner, self.term))
             self._is_changing = False
         except RowLocked:
             self._is_changing = was_changing  # this one was not done: beats go on

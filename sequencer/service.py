@@ -58,18 +58,36 @@ _KEYS: Final = "keys"
 _STEP_DOWN: Final = "step-down"
 
 
-def open_sequencer(config: SequencerConfig) -> Sequencer:
-    """Return a sequencer over the PostgreSQL and the Kafka of `config`, for `async with`."""
+def open_sequencer(
+    config: SequencerConfig,
+    *,
+    store: ChainStore | None = None,
+    keys: KeyStore | None = None,
+    lease: Lease | None = None,
+    sink: FrameSink | None = None,
+    clock: Clock | None = None,
+    random: Random | None = None,
+) -> Sequencer:
+    """Return the sequencer that `config` describes: `async with open_sequencer(config) as it`.
+
+    Parts that are not passed in are built from `config`: the store, the keys and the lease over
+    `database`, the sink over `kafka`. Nothing is connected before the sequencer is entered, which
+    closes all parts at its end.
+
+    Raises:
+        SettingError: `config` lacks the database or the broker of a part that is to be built.
+    """
     if config.tuning.calm_collector:
         calm_collector()
-    clock = SystemClock()
+    clock = clock or SystemClock()
     return Sequencer(
         config,
-        store=PostgresChainStore(config, clock),
-        keys=PostgresKeyStore(config),
-        lease=PostgresLease(config, clock),
-        sink=KafkaFrameSink(config),
+        store=store or PostgresChainStore(config, clock),
+        keys=keys or PostgresKeyStore(config),
+        lease=lease or PostgresLease(config, clock),
+        sink=sink or KafkaFrameSink(config),
         clock=clock,
+        random=random,
     )
 
 
@@ -373,7 +391,7 @@ class Sequencer:
         committer, publisher, batcher = self._committer, self._publisher, self._batcher
         return SequencerStats(
             chain_id=self._config.chain_id,
-            name=self._config.name,
+            name=self._config.owner,
             implementation=implementation(),
             epoch=self._leadership.term.epoch if self._leadership.term else 0,
             head_persisted=committer.head_persisted,

@@ -287,7 +287,9 @@ class DatabaseConfig(
     """Settings of the sessions, as `-c name=value`."""
 
     @classmethod
-    def of(cls, database: DatabaseConfig | str, environ: Mapping[str, str] | None = None) -> Self:
+    def of(
+        cls, database: DatabaseConfig | str | None, environ: Mapping[str, str] | None = None
+    ) -> Self:
         """Return a config: `database` itself, or that of a text, completed as libpq does.
 
         `environ` replaces that of the process. Raises SettingError, which shows no piece of the
@@ -296,7 +298,8 @@ class DatabaseConfig(
         if isinstance(database, cls):
             return database
         if not isinstance(database, str):
-            raise SettingError("database", type(database).__name__, "a URL, or a DatabaseConfig")
+            kind = None if database is None else type(database).__name__
+            raise SettingError("database", kind, "a URL, or a DatabaseConfig")
         environ = os.environ if environ is None else environ
         given = completed(parse(database), environ)
         fields = cls.__struct_fields__

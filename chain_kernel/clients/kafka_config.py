@@ -124,12 +124,13 @@ class KafkaConfig(
     """What brokers call these clients; each role adds its name, as in `orderchain-relay`."""
 
     @classmethod
-    def of(cls, kafka: KafkaConfig | str) -> Self:
+    def of(cls, kafka: KafkaConfig | str | None) -> Self:
         """Return a config: `kafka` itself, or the plaintext one of a text like `host:9092`."""
         if isinstance(kafka, cls):
             return kafka
         if not isinstance(kafka, str):
-            raise SettingError("kafka", type(kafka).__name__, "host:port, or a KafkaConfig")
+            given = None if kafka is None else type(kafka).__name__
+            raise SettingError("kafka", given, "host:port, or a KafkaConfig")
         try:
             return cls(bootstrap_servers=kafka)
         except SettingError as error:

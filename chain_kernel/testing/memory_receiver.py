@@ -287,6 +287,24 @@ class MemoryGapSource:
             break
         return events
 
+    async def row_at_or_before(self, until_id: int) -> int:
+        """Return a row's id; see `chain_kernel.ports.GapSource.row_at_or_before`."""
+
+        async def look() -> int:
+            ids = (event.id for batch in self._see().batches for event in batch.events)
+            return max((id_ for id_ in ids if id_ <= until_id), default=0)
+
+        return await self._ask(look)
+
+    async def row_before_time(self, time_us: int) -> int:
+        """Return a row's id; see `chain_kernel.ports.GapSource.row_before_time`."""
+
+        async def look() -> int:
+            before = (each for each in self._see().batches if each.committed_at_us < time_us)
+            return max((batch.last_id for batch in before), default=0)
+
+        return await self._ask(look)
+
     async def close(self) -> None:
         """Nothing is held."""
         self.is_closed = True

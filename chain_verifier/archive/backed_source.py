@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from chain_kernel.clients.session import ClosedAtExit
 from chain_kernel.errors import RetryError, RowsArchived, SettingError
-from chain_kernel.ports import PlaceFinder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -22,7 +21,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ArchiveBackedSource(ClosedAtExit):
-    """Implements GapSource and PlaceFinder of `chain_kernel.ports` over a database and its archive.
+    """Implements GapSource of `chain_kernel.ports` over a database and its archive.
 
     The database is always asked first, and it alone reports where the chain is. Only what it
     answers with RowsArchived is read from the archive, up to the boundary after which the database
@@ -101,24 +100,18 @@ class ArchiveBackedSource(ClosedAtExit):
     # -- places --------------------------------------------------------------------------------
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.PlaceFinder`."""
-        found = await self._finder().row_at_or_before(until_id)
+        """Return a row's id; see `chain_kernel.ports.GapSource`."""
+        found = await self._database.row_at_or_before(until_id)
         if found or not until_id:
             return found
         return await self._archive.row_at_or_before(until_id)
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return the last id of a batch; see `chain_kernel.ports.PlaceFinder`."""
-        found = await self._finder().row_before_time(time_us)
+        """Return the last id of a batch; see `chain_kernel.ports.GapSource`."""
+        found = await self._database.row_before_time(time_us)
         if found:
             return found
         return await self._archive.row_before_time(_EPOCH + timedelta(microseconds=time_us))
-
-    def _finder(self) -> PlaceFinder:
-        if not isinstance(self._database, PlaceFinder):
-            found = type(self._database).__name__
-            raise SettingError("start_at", found, "a source that finds places")
-        return self._database
 
 
 def _boundary_id(boundary: Standing) -> int:

@@ -17,6 +17,7 @@ from chain_kernel.limits import FRAME_BYTES_MIN
 from chain_kernel.speed import implementation
 from chain_kernel.sql import AUDITOR, GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION
 from chain_kernel.text import counted, not_installed, reason_of
+from chain_kernel.version import installed_version
 from chainctl.database import SQL, connected_to, database_id, primary_id
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode, error_line
@@ -28,7 +29,7 @@ from chainctl.options import (
     sourced_settings,
     uses_settings,
 )
-from chainctl.output import installed_version, talk
+from chainctl.output import talk
 from chainctl.settings import SETTING_NAMES, checked_dsn, is_secret, unknown_variables
 from chainctl.topics import TOPIC_SETTINGS, connected_topics
 from chainctl.views import (

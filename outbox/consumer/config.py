@@ -13,8 +13,8 @@ from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.config import Config
 from chain_kernel.errors import SettingError
 from chain_kernel.monitoring import counter_field, counters
+from chain_kernel.start_at import StartAt
 from outbox.consumer.decisions import RetryLevels
-from outbox.consumer.in_hand import ConsumeStart
 from outbox.destination import Name, Topic, default_confirm_topic
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -55,8 +55,13 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     """The keys of its destinations, old and new ones, as `chainctl outbox destination key` prints
     them. A record that was made with none of them is passed over. Without keys everyone who may
     write to its topics is believed."""
-    start: ConsumeStart = ConsumeStart()
-    """Where it begins in a topic, at its first start."""
+    start_at: StartAt = StartAt("beginning")
+    """Where it begins in a topic. It counts **once per consumer and topic**, at the first start:
+    where that was is kept in the inbox. If it counted again, a restart, or a partition that moves
+    to another process, would skip or repeat. So a partition that is added later, and a topic that
+    is made later, begin at their oldest record; and a consumer whose committed offsets have expired
+    begins where it first began. To move a consumer, or if a topic was made again under its name,
+    stop it and call `move_start`."""
     at_once: Annotated[int, Meta(ge=1, le=1_000)] = 1
     """Messages, or batches, that are worked on at once; each holds one database connection."""
     batch_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
@@ -100,6 +105,7 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise SettingError, also for a key that is none, which is not shown."""
         super().__post_init__()
+        self.start_at.require_topic()
         if not all(map(_KEY.fullmatch, self.keys)):
             raise SettingError("keys", "(hidden)", "64 hexadecimal digits each")
 

@@ -331,7 +331,7 @@ class Consumer(ClosedAtExit):
         return inbox
 
     async def _begin_topics(self, inbox: Inbox) -> None:
-        """Choose where to begin in topics that were never begun; see `ConsumeStart`."""
+        """Choose where to begin in topics that were never begun; see `ConsumerConfig.start_at`."""
         topics = self._config.topics
         try:
             async with self._connections.transaction() as connection:

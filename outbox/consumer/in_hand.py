@@ -12,16 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Generic, Protocol, TypeVar
-
-from msgspec import Meta
-
-from chain_kernel.config import Config
-from chain_kernel.errors import SettingError
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from chain_kernel.start_at import StartAt
 
 
 Partition = tuple[str, int]
@@ -114,46 +110,6 @@ class ConsumeProgress:
         return dict(self._committed)
 
 
-class StartFrom(StrEnum):
-    """The kinds of start positions."""
-
-    FIRST = "first"
-    """The oldest record that the broker still holds."""
-    END = "end"
-    """After the last record: only what comes from now on."""
-    TIME = "time"
-    """The first record whose time is at or after a given one."""
-
-
-class ConsumeStart(Config, frozen=True, kw_only=True):
-    """Where to begin in a partition.
-
-    In a consumer's settings it counts **once per consumer and topic**, at the first start: where
-    that was is kept in the inbox. If it counted again, a restart, or a partition that moves to
-    another process, would skip or repeat. So a partition that is added later, and a topic that is
-    made later, begin at their oldest record; and a consumer whose committed offsets have expired
-    begins where it first began. To move a consumer, or if a topic was made again under its name,
-    stop it and call `move_start`.
-    """
-
-    position: StartFrom = StartFrom.FIRST
-    time_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    """Nanoseconds since 1970 UTC, with `time` only. Records carry milliseconds: the first record at
-    or after the millisecond that holds this is the first."""
-
-    def __post_init__(self) -> None:
-        """Raises SettingError if a time is missing, or is given where none belongs."""
-        super().__post_init__()
-        if (self.position is StartFrom.TIME) != (self.time_ns is not None):
-            expected = f"one with position={StartFrom.TIME.value!r}, and none else"
-            raise SettingError("time_ns", self.time_ns, expected)
-
-    @property
-    def time_ms(self) -> int | None:
-        """The time as records carry it."""
-        return None if self.time_ns is None else self.time_ns // 1_000_000
-
-
 @dataclass(frozen=True)
 class PartitionEnds:
     """What the broker says of one partition."""
@@ -166,15 +122,11 @@ class PartitionEnds:
     """The first offset whose record is at or after the time asked for; None: there is none."""
 
 
-def chosen_offset(start: ConsumeStart, ends: PartitionEnds) -> int:
-    """Return the offset of `start`. A time after every record is the end."""
-    match start.position:
-        case StartFrom.FIRST:
-            return ends.first
-        case StartFrom.END:
-            return ends.end
-        case StartFrom.TIME:
-            return ends.end if ends.at_time is None else ends.at_time
+def chosen_offset(start_at: StartAt, ends: PartitionEnds) -> int:
+    """Return the offset of `start_at`. A time after every record is the end."""
+    if start_at.at == "beginning":
+        return ends.first
+    return ends.end if ends.at_time is None else ends.at_time
 
 
 def begin_offset(first_start: int | None, committed: int | None, ends: PartitionEnds) -> int:

@@ -26,14 +26,13 @@ from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, reading_error
 from chain_kernel.clock import Backoff, time_of
 from chain_kernel.errors import OrderchainError, RetryError, SettingError, TopicError
+from chain_kernel.start_at import StartAt
 from chain_kernel.text import SummedLog, counted, printable, reason_of
 from outbox.consumer.delivery import read_delivery
 from outbox.consumer.floors import PartitionFloors
 from outbox.consumer.in_hand import (
     ConsumeProgress,
-    ConsumeStart,
     PartitionEnds,
-    StartFrom,
     begin_offset,
     chosen_offset,
     is_held,
@@ -126,17 +125,18 @@ class DestinationRecords:
         Partitions that are left out begin at their oldest record: all of them, if that is where to
         start, and those of a topic that is not there yet. Raises ConnectError, RetryError.
         """
-        start, found = self._config.start, dict[str, list[int]]((topic, []) for topic in topics)
-        if start.position is StartFrom.FIRST:
+        start_at = self._config.start_at
+        found = dict[str, list[int]]((topic, []) for topic in topics)
+        if start_at.at == "beginning":
             return found
         try:
             async with asyncio.timeout(self._config.connect_seconds):
                 partitions = await _all_partitions(self._config, topics)
-                ends = await _ends(self._running(), partitions, start)
+                ends = await _ends(self._running(), partitions, start_at)
         except DRIVER_ERRORS as error:
             raise self._unanswered("find where to begin", error) from error
         for at in partitions:  # in the order of their numbers
-            found[at.topic].append(chosen_offset(start, ends[at]))
+            found[at.topic].append(chosen_offset(start_at, ends[at]))
         return found
 
     def begin_at(self, starts: Mapping[str, Sequence[int]], new_topics: Collection[str]) -> None:
@@ -410,21 +410,22 @@ class RecordIntake:
             held.finish(record.offset)
 
 
-async def move_start(config: ConsumerConfig, start: ConsumeStart) -> dict[Partition, int]:
-    """Move a consumer that is not running to `start` in every partition; return the new offsets.
+async def move_start(config: ConsumerConfig, start_at: StartAt) -> dict[Partition, int]:
+    """Move a consumer that is not running to `start_at` in every partition; return the new offsets.
 
     Going back repeats messages, which the inbox keeps from taking effect again; going forward skips
     those between, which is your responsibility. Raises SettingError if a process of this consumer
     is running, ConnectError, RetryError. If it raises, call it again: it may be half done.
     """
+    start_at.require_topic()
     async with _acting(config) as consumer:
         partitions = await _all_partitions(config, config.topics)
         for topic in config.topics:
             if TopicPartition(topic, 0) not in partitions:
                 raise SettingError("topic", topic, "one that exists")
         consumer.assign(partitions)
-        ends = await _ends(consumer, partitions, start)
-        offsets = {at: chosen_offset(start, ends[at]) for at in partitions}
+        ends = await _ends(consumer, partitions, start_at)
+        offsets = {at: chosen_offset(start_at, ends[at]) for at in partitions}
         await consumer.commit(offsets)
     starts: dict[str, list[int]] = {topic: [] for topic in config.topics}
     for at in partitions:
@@ -513,13 +514,13 @@ async def _all_partitions(config: ConsumerConfig, topics: Iterable[str]) -> list
 async def _ends(
     consumer: AIOKafkaConsumer,
     partitions: Collection[TopicPartition],
-    start: ConsumeStart = ConsumeStart(),  # noqa: B008 - it is frozen
+    start_at: StartAt = StartAt("beginning"),  # noqa: B008 - it is frozen
 ) -> dict[TopicPartition, PartitionEnds]:
     firsts = await consumer.beginning_offsets(partitions)
     ends = await consumer.end_offsets(partitions)
     at_time: dict[TopicPartition, Any] = {}
-    if start.time_ms is not None:
-        at_time = await consumer.offsets_for_times(dict.fromkeys(partitions, start.time_ms))
+    if start_at.time_ms is not None:
+        at_time = await consumer.offsets_for_times(dict.fromkeys(partitions, start_at.time_ms))
     return {
         at: PartitionEnds(
             first=firsts[at],

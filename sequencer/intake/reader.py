@@ -158,6 +158,21 @@ class TopicReader:
             raise
         return {at.partition: (first[at], end[at]) for at in self._partitions}
 
+    async def offsets_at(self, time_ms: int) -> dict[int, int]:
+        """Return offsets by a time; see `chain_kernel.ports.RecordSource.offsets_at`."""
+        # With a client for this one question: a joint consumer is another intake's, too.
+        asking = orders_consumer(self._config, self._kafka, self._role, _FETCH_MS)
+        async with (
+            connecting(self._kafka, self._config.connect_seconds, doing=self._doing),
+            started(asking, CLOSE_SECONDS),
+        ):
+            found = await asking.offsets_for_times(dict.fromkeys(self._partitions, time_ms))
+            ends = await asking.end_offsets(self._partitions)
+        return {
+            at.partition: ends[at] if found.get(at) is None else found[at].offset
+            for at in self._partitions
+        }
+
     async def seek(self, offsets: Mapping[int, int]) -> None:
         """Go to `offsets`; see `chain_kernel.ports.RecordSource.seek`."""
         self._offsets = {at: offsets[at.partition] for at in self._partitions}

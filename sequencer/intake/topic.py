@@ -152,19 +152,23 @@ def without_known(mark: IntakeMark, records: Sequence[SourceRecord]) -> Sequence
 
 
 def first_marks(
-    topic: str, stored: Mapping[int, IntakeMark], bounds: Mapping[int, tuple[int, int]], start: str
+    topic: str,
+    stored: Mapping[int, IntakeMark],
+    bounds: Mapping[int, tuple[int, int]],
+    chosen: Mapping[int, int],
 ) -> dict[int, IntakeMark]:
     """Return where to begin in the partitions that have no mark yet.
 
-    That is their first record, or their end only if the topic was never read and `start` says so: a
-    partition that was added later is read from its beginning.
+    That is their first record, or the `chosen` place only if the topic was never read: a partition
+    that was added later is read from its beginning.
     """
-    from_end = start == "latest" and not stored
     return {
         partition: IntakeMark(
-            source=source_of(topic, partition), position=end if from_end else first, digest=b""
+            source=source_of(topic, partition),
+            position=first if stored else chosen.get(partition, first),
+            digest=b"",
         )
-        for partition, (first, end) in bounds.items()
+        for partition, (first, _) in bounds.items()
         if partition not in stored
     }
 
@@ -346,11 +350,10 @@ class TopicIntake:
         if gone:
             mark = self._marks[min(gone)]
             raise IntakeLost(mark.source, mark.position, "the topic has fewer partitions now")
-        # A partition that is added later is read from its beginning.
-        start = self._config.start if is_new else "earliest"
+        chosen = await self._chosen(bounds) if is_new and not self._marks else {}
         new = {
             partition: self._first.setdefault(partition, mark)
-            for partition, mark in first_marks(topic, self._marks, bounds, start).items()
+            for partition, mark in first_marks(topic, self._marks, bounds, chosen).items()
         }
         self._makers = {partition: OrderMaker(topic, partition) for partition in bounds}
         offsets: dict[int, int] = {}
@@ -364,6 +367,13 @@ class TopicIntake:
         }
         await self._source.seek(offsets)
         await self._store_first(new)
+
+    async def _chosen(self, bounds: Mapping[int, tuple[int, int]]) -> Mapping[int, int]:
+        """Return where the config begins in a topic that was never read; empty: at its first."""
+        start_at = self._config.start_at
+        if start_at.time_ms is not None:
+            return await self._source.offsets_at(start_at.time_ms)
+        return {} if start_at.at == "beginning" else {at: end for at, (_, end) in bounds.items()}
 
     def _is_ahead_of(self, bounds: Mapping[int, tuple[int, int]]) -> bool:
         """Return whether a mark refers to records that are not within `bounds`."""

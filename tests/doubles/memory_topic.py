@@ -83,6 +83,15 @@ class MemoryTopic:
                 found[number] = (records, next_offset)
         return found
 
+    def offsets_at(self, time_ms: int) -> dict[int, int]:
+        """Return the offset of the first record at or after a time, or the end, by partition."""
+        return {
+            number: next(
+                (record.offset for record in log if record.timestamp >= time_ms), self.end[number]
+            )
+            for number, log in self.logs.items()
+        }
+
     def clear(self) -> None:
         """Delete the topic and recreate it under the same name."""
         for number in self.logs:
@@ -109,6 +118,11 @@ class MemoryRecordSource:
         return {
             number: (self.topic.first[number], self.topic.end[number]) for number in self.topic.logs
         }
+
+    async def offsets_at(self, time_ms: int) -> dict[int, int]:
+        """Return offsets by a time; see `chain_kernel.ports.RecordSource.offsets_at`."""
+        await self.open()
+        return self.topic.offsets_at(time_ms)
 
     async def seek(self, offsets: Mapping[int, int]) -> None:
         """Go to `offsets`; see `chain_kernel.ports.RecordSource.seek`."""

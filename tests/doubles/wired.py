@@ -449,11 +449,20 @@ class WiredRecordSource:
     async def open(self) -> dict[int, tuple[int, int]]:
         """Return the bounds; see `chain_kernel.ports.RecordSource.open`."""
 
-        async def look() -> dict[int, tuple[int, int]]:
+        topic = self._topic
+        return await self._asked(
+            lambda: {number: (topic.first[number], topic.end[number]) for number in topic.logs}
+        )
+
+    async def offsets_at(self, time_ms: int) -> dict[int, int]:
+        """Return offsets by a time; see `chain_kernel.ports.RecordSource.offsets_at`."""
+        return await self._asked(lambda: self._topic.offsets_at(time_ms))
+
+    async def _asked(self, question: Callable[[], _T]) -> _T:
+        async def look() -> _T:
             if self._topic.is_away:
                 raise ConnectError("kafka", "memory", "a broker that answers")
-            topic = self._topic
-            return {number: (topic.first[number], topic.end[number]) for number in topic.logs}
+            return question()
 
         try:
             return await self._wire.call(look)

@@ -124,7 +124,7 @@ class Sequencers:
 
     async def keep(self, name: str) -> None:
         while not self._is_over:
-            config = self._chain.with_settings(standby=True, name=name)
+            config = self._chain.with_settings(standby=True, owner=name)
             worker = self.workers[name] = await Worker.start(config)
             await worker.process.wait()
             await worker._reading

@@ -23,7 +23,7 @@ async def start_pair(chain: Chain, start_worker: StartWorker) -> tuple[Worker, W
     """Start a leader and, once it leads, a standby; return once the standby has looked."""
     leader = await start_worker(chain.config)
     await leader.until_leading()
-    standby = await start_worker(chain.with_settings(standby=True, name="standby"))
+    standby = await start_worker(chain.with_settings(standby=True, owner="standby"))
     await until_looking(chain)
     return leader, standby
 
@@ -155,7 +155,7 @@ async def test_leader_whose_database_was_away_for_longer_than_a_lease_goes_on(
 ) -> None:
     lease_seconds = stretched(3.0)
     chain = await chain_on_breakable_postgres(lease_seconds=lease_seconds)
-    standby = open_sequencer(chain.with_settings(standby=True, name="standby"))
+    standby = open_sequencer(chain.with_settings(standby=True, owner="standby"))
     async with open_sequencer(chain.config) as leader:
         waiting = asyncio.create_task(standby.__aenter__())
         async with deadline():

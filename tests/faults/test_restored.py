@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clock import SystemClock
 from chain_kernel.errors import ForkFound, PrimaryBehind
 from chain_kernel.model import Event, Mark
@@ -83,7 +84,9 @@ class Follower:
             until=until_id,
             tuning=ReceiverTuning(poll_after_seconds=0.2),
         )
-        kafka = KafkaSourceConfig(kafka=self._chain.config.kafka, topic=self._chain.topic)
+        kafka = KafkaSourceConfig(
+            kafka=KafkaConfig.of(self._chain.config.kafka), topic=self._chain.topic
+        )
         gaps = GapReader(GapReaderConfig(database=database, chain_id=CHAIN_ID))
         async with Receiver(config, KafkaFrameSource(kafka), gaps) as receiver:
             async for run in receiver:

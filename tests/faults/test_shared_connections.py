@@ -72,7 +72,7 @@ async def leading(configs: list[SequencerConfig]) -> AsyncIterator[Process]:
     )
     try:
         stdin_of(process).write(msgspec.json.encode(configs) + b"\n")
-        yield Process(configs[0].name, process)
+        yield Process(configs[0].owner, process)
     finally:
         if process.returncode is None:
             process.kill()
@@ -118,7 +118,7 @@ async def test_chains_of_four_processes_share_few_connections_and_are_handed_ove
             chain_id=chain_id,
             database=postgres_server.dsn(SEQUENCER_WRITER, database_name),
             kafka=kafka_server.bootstrap,
-            name=f"process-{process}",
+            owner=f"process-{process}",
             standby=standby,
             tuning=TUNING,
         )

@@ -249,7 +249,7 @@ def sequencer_config(plan: Plan, name: str) -> SequencerConfig:
         chain_id=CHAIN_ID,
         database="postgresql://simulated",
         kafka="simulated:1",
-        name=name,
+        owner=name,
         standby=plan.stands_by,
         id_strategy="time" if plan.is_time_ids else "sequential",
         key_window_rows=plan.key_window_rows,

@@ -104,6 +104,12 @@ class SeenGaps:
                 head = run.end.id
                 yield run
 
+    async def row_at_or_before(self, until_id: int) -> int:
+        return await self._source.row_at_or_before(until_id)
+
+    async def row_before_time(self, time_us: int) -> int:
+        return await self._source.row_before_time(time_us)
+
     async def close(self) -> None:
         await self._source.close()
 

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from chain_kernel.monitoring import MonitoredPart, Sample
+    from chain_kernel.start_at import StartAt
     from chainctl.output import ProgressBar
     from chainctl.settings import Settings
     from sequencer import (
@@ -298,16 +299,14 @@ class ManyTopicsRun:
         bar.move_to(sum(self._records.values()), f"chain {chain_id}, {note}")
 
 
-def topic_config(
-    settings: Settings, topic: str, start: Literal["earliest", "latest"]
-) -> TopicIntakeConfig:
+def topic_config(settings: Settings, topic: str, start_at: StartAt) -> TopicIntakeConfig:
     """Return the config of an intake from `topic`. Raises SettingError."""
     from sequencer import TopicIntakeConfig
 
     return TopicIntakeConfig(
         kafka=settings.kafka_config(),
         topic=topic,
-        start=start,
+        start_at=start_at,
         batch_rows=settings.batch_rows,
         connect_seconds=settings.connect_seconds,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from chain_kernel.errors import SettingError
+from chain_kernel.start_at import StartAt
 from chain_kernel.text import counted
 from chainctl.event_loop import run_async
 from chainctl.exits import under_way
@@ -19,11 +20,12 @@ from chainctl.options import (
     CHAINS_MAX,
     ChainIds,
     Command,
+    Start,
     json_option,
     uses_settings,
 )
 from chainctl.output import data_json, progress, rate, talk
-from chainctl.settings import checked_dsn, name_of, named_as_settings
+from chainctl.settings import checked_dsn, named_as_settings, owner_of
 from chainctl.topics import check_topic_name
 from chainctl.units import Integer
 
@@ -138,8 +140,8 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
     "is the client's unique key, its value the order.  [default key: TOPIC/PARTITION#OFFSET]",
 )  # fmt: skip
 @click.option(
-    "--start", type=click.Choice(["earliest", "latest"]),
-    help="Where to begin in a topic that was never read before.  [default: earliest]",
+    "--start-at", type=Start(), metavar="beginning|end|TIME",
+    help="Where to begin in a topic that was never read before.  [default: beginning]",
 )  # fmt: skip
 @click.option(
     "--standby", is_flag=True,
@@ -151,7 +153,7 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
 )  # fmt: skip
 @http_option
 @json_option
-@uses_settings("database", "kafka", "name", *SEQUENCER_FIELDS, "log_format")
+@uses_settings("database", "kafka", "owner", *SEQUENCER_FIELDS, "log_format")
 def sequence(
     settings: Settings,
     chain_id: int | None,
@@ -160,7 +162,7 @@ def sequence(
     path: Path | None,
     input_name: str | None,
     intake_topic: str | None,
-    start: Literal["earliest", "latest"] | None,
+    start_at: StartAt | None,
     standby: bool,
     unsafe_durability: bool,
     http: Address | None,
@@ -192,7 +194,7 @@ def sequence(
     elif path is None:
         raise click.UsageError("say where the orders are: --input FILE, or --intake-topic TOPIC")
     else:
-        _refuse_beside("--input", {"start": start, "http": http})
+        _refuse_beside("--input", {"start_at": start_at, "http": http})
         if file["time_unit"] is not None and file["time_column"] is None:
             raise click.UsageError("--time-unit needs --time-column NAME")
         if is_standard_input and input_name is None:
@@ -211,7 +213,7 @@ def sequence(
         from chainctl.commands.chain.intake import ManyTopicsRun, TopicIntakeRun, topic_config
 
         chains = [
-            (config, topic_config(settings, topic, start or "earliest"))
+            (config, topic_config(settings, topic, start_at or StartAt("beginning")))
             for config, topic in zip(configs, topics, strict=True)
         ]
         one = TopicIntakeRun(*chains[0]) if chain_ids is None else None
@@ -246,7 +248,7 @@ def sequencer_config(
             chain_id=chain_id,
             database=settings.database_dsn(),
             kafka=settings.kafka_config(),
-            name=name_of(settings),
+            owner=owner_of(settings),
             unsafe_durability=unsafe_durability,
             standby=standby,
             tuning=SequencerTuning(commit_seconds=commit_seconds, **tuning),

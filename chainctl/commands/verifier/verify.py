@@ -18,6 +18,7 @@ from msgspec import Struct
 from chain_kernel.errors import OrderchainError, SettingError
 from chain_kernel.sql import AUDITOR
 from chain_kernel.text import counted
+from chain_kernel.version import installed_version
 from chainctl.commands.stack import demo_option
 from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark, standings_of
 from chainctl.commands.verifier.verify_replay import replay_states
@@ -37,7 +38,6 @@ from chainctl.output import (
     data,
     data_json_line,
     data_text,
-    installed_version,
     progress,
     talk,
 )

@@ -10,8 +10,9 @@ import click
 import msgspec
 
 from chain_kernel.errors import SettingError
+from chain_kernel.version import installed_version
 from chainctl.exits import ExitCode
-from chainctl.output import data, data_json, installed_version, progress
+from chainctl.output import data, data_json, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,7 +27,7 @@ from matcher_receiver import (
     Receiver,
 )
 from orderchain import ReceiverConfig, open_receiver
-from outbox import Consumer, ConsumerConfig, ConsumeStart, StartFrom
+from outbox import Consumer, ConsumerConfig, StartAt
 from tests.builders.topics import damage_batch
 from tests.deadlines import deadline
 from tests.integration.chainctl.conftest import Call, Start
@@ -321,7 +321,7 @@ def test_unreadable_record(
         config = ConsumerConfig(
             name="clearing", topics=(world.orders,), kafka=world.settings["CHAINCTL_KAFKA"],
             database=world.settings["CHAINCTL_DATABASE"],
-            start=ConsumeStart(position=StartFrom.FIRST),
+            start_at=StartAt("beginning"),
         )  # fmt: skip
         with pytest.raises(TopicError, match="offset 2 was 'damaged since it was sent"):
             asyncio.run(consume(config, 5))

@@ -5,6 +5,7 @@ import asyncio
 import asyncpg
 import pytest
 
+from chain_kernel.clock import time_of
 from chain_kernel.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
 from chain_kernel.model import Run
 from chain_kernel.sql import GAP_READER
@@ -109,7 +110,7 @@ async def test_place_that_was_carried_into_another_database_is_refused(
             pass
 
 
-@pytest.mark.parametrize("kind", ["end", "after_id", "time_us"])
+@pytest.mark.parametrize("kind", ["end", "after_id", "time"])
 async def test_start_at_a_place_while_rows_are_committed_hands_on_all_behind_it(
     stored: StoredChain, make_receiver: MakeReceiver, publish: Publish, kind: str
 ) -> None:
@@ -117,9 +118,9 @@ async def test_start_at_a_place_while_rows_are_committed_hands_on_all_behind_it(
         await stored.commit(7)
     middle = stored.chain.batches[2]
     start_at = {
-        "end": StartAt(end=True),
+        "end": StartAt("end"),
         "after_id": StartAt(after_id=middle.last_id),
-        "time_us": StartAt(time_us=stored.chain.batches[3].committed_at_us),
+        "time": StartAt(time=time_of(stored.chain.batches[3].committed_at_us * 1_000)),
     }[kind]
 
     async def write() -> None:

@@ -116,7 +116,7 @@ def test_lines_of_a_sequencer_have_the_name_by_which_it_leads(
 ) -> None:
     call = ["sequence", "--chain", "7", "--intake-topic", "t", "--log-format", "json"]
     names = []
-    for owner in (["--name", "seq-a"], []):
+    for owner in (["--owner", "seq-a"], []):
         assert main([*call, *owner, "--database", "postgresql://h/d", "--kafka", "nonsense"]) == 2
         names.append(json.loads(capsys.readouterr().err)["name"])
     assert names == ["seq-a", f"{platform.node()}:{os.getpid()}"]

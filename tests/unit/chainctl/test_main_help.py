@@ -31,8 +31,7 @@ def test_help_of_a_command_has_its_settings_apart_and_an_example_that_is_taken(
             text, _, example = capsys.readouterr().out.partition("\nExample:\n")
             own, _, settings = text.partition("\nSettings:\n")
             named = re.compile(r"^  (--[a-z-]+)", re.MULTILINE)
-            # Receivers have an option --name of their own.
-            assert not (flags - {"--name"}) & {*named.findall(own)}
+            assert not flags & {*named.findall(own)}
             assert flags >= {*named.findall(settings)}
             assert example.rstrip() == f"  chainctl {path} {EXAMPLES[path]}"
             for words in command_lines(example):

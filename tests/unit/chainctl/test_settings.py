@@ -189,9 +189,9 @@ def test_sequencer_gets_every_setting_of_its_own_and_has_the_same_defaults() -> 
             getattr(one if hasattr(one, field) else one.tuning, field) for one in (config, plain)
         )
         assert made == default == getattr(settings, name), name
-    assert config.name.endswith(f":{os.getpid()}")
-    changed = Settings(database=DSN, kafka="h:1", name="pit", kafka_at_start="optional")
-    assert sequencer_config(changed, 1).name == "pit"
+    assert config.owner.endswith(f":{os.getpid()}")
+    changed = Settings(database=DSN, kafka="h:1", owner="pit", kafka_at_start="optional")
+    assert sequencer_config(changed, 1).owner == "pit"
     assert sequencer_config(changed, 1).tuning.kafka_at_start == "optional"
 
 

@@ -46,6 +46,10 @@ GOOD: dict[str, object] = {
 """A value for each field that has no default, in whatever config."""
 
 
+OTHER_WORDS = {"bootstrap_servers", "servers", "dsn", "receiver", "leader", "chain"}
+"""What has another name in every config."""
+
+
 def classes() -> Iterator[tuple[str, str, set[str]]]:
     """Yield module, name and bases of each class of the product."""
     for module in modules(*PRODUCT):
@@ -74,8 +78,11 @@ CONFIGS = all_configs()
 def make(config: type[Config], **settings: object) -> Config:
     fields = msgspec.structs.fields(config)
     required = {field.name: GOOD[field.name] for field in fields if field.required}
-    # A destination that asks for confirms has to have consumers.
-    needed = {"consumers": GOOD["consumers"]} if config.__name__ == "Destination" else {}
+    needed = dict[str, object]()
+    if config.__name__ == "Destination":  # one that asks for confirms has to have consumers
+        needed["consumers"] = GOOD["consumers"]
+    if config.__name__ == "StartAt":
+        needed["at"] = "end"
     return config(**{**required, **needed, **settings})
 
 
@@ -159,5 +166,12 @@ def test_each_number_has_a_lower_bound_and_one_idea_has_one_keyword() -> None:
             for kind, meta in parts_of(hint):
                 is_bounded = meta.ge is not None or meta.gt is not None
                 assert is_bounded or kind not in (int, float), (config, name)
-            assert name not in {"bootstrap_servers", "servers", "dsn", "receiver", "owner", "chain"}
+            assert name not in {
+                "bootstrap_servers",
+                "servers",
+                "dsn",
+                "receiver",
+                "leader",
+                "chain",
+            }
             assert not name.endswith(("_ms", "_s", "_hours", "_minutes", "_timeout")), name

@@ -51,15 +51,6 @@ class MemorySource(MemoryGapSource):
         self.reads += 1
         return await super().standing(at_id, batch_id)
 
-    async def row_at_or_before(self, until_id: int) -> int:
-        await asyncio.sleep(self.read_seconds)
-        return max((row_id for row_id in self.chain.ids if row_id <= until_id), default=0)
-
-    async def row_before_time(self, time_us: int) -> int:
-        await asyncio.sleep(self.read_seconds)
-        before = [batch for batch in self.chain.batches if batch.committed_at_us < time_us]
-        return before[-1].last_id if before else 0
-
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncGenerator[Run, None]:

@@ -50,7 +50,7 @@ def test_settings_of_the_config_reach_the_parts() -> None:
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
-        ({"database": None}, "gap_databases"),
+        ({"database": None}, "database"),
         ({"database": None, "gap_databases": (READER,)}, "database"),
         ({"kafka": None}, "kafka"),
         ({"name": None}, "name"),

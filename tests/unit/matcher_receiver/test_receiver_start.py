@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from chain_kernel.clock import time_of
 from chain_kernel.errors import SealMismatch, StoppedError
 from chain_kernel.model import Run, Snapshot
 from matcher_receiver import StartAt
@@ -38,7 +39,7 @@ async def received(rig: Rig, **settings: Any) -> list[int]:
 async def test_start_at_the_end_hands_on_what_comes_after_and_stores_the_place() -> None:
     rig = Rig(SIZES)
     end = rig.chain.mark()
-    async with rig.receiver(start_at=StartAt(end=True)) as receiver:
+    async with rig.receiver(start_at=StartAt("end")) as receiver:
         assert rig.checkpoints.stored == end
         rig.commit_and_publish(3)
         assert ids_of(await take(receiver, rig.chain.mark().id)) == rig.chain.ids[15:]
@@ -74,11 +75,11 @@ async def test_start_at_a_time_begins_at_the_first_batch_committed_then() -> Non
     rig = Rig(SIZES)
     for later_us, rows_before in ((-5, 0), (0, 0), (1, 4), (2, 10), (3, 15)):
         rig.checkpoints.stored = None
-        start_at = StartAt(time_us=FIRST_COMMIT_US + later_us)
+        start_at = StartAt(time=time_of((FIRST_COMMIT_US + later_us) * 1_000))
         assert await received(rig, start_at=start_at) == rig.chain.ids[rows_before:]
 
 
-@pytest.mark.parametrize("start_at", [StartAt(), StartAt(end=True), StartAt(after_id=7)])
+@pytest.mark.parametrize("start_at", [StartAt("beginning"), StartAt("end"), StartAt(after_id=7)])
 @pytest.mark.parametrize("rounds", range(4))
 @virtual
 async def test_start_beside_a_writer_has_no_hole(start_at: StartAt, rounds: int) -> None:

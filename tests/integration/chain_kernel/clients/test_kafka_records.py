@@ -16,8 +16,8 @@ from chain_verifier.config import TopicSource
 from chain_verifier.published_reader import PublishedReader
 from local_stack import KafkaServer
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
+from outbox import StartAt
 from outbox.consumer.config import ConsumerConfig
-from outbox.consumer.in_hand import ConsumeStart, StartFrom
 from outbox.consumer.record_source import DestinationRecords
 from sequencer import SequencerConfig, TopicIntakeConfig
 from sequencer.intake.reader import TopicReader
@@ -102,7 +102,7 @@ async def by_consumer(kafka: str, topic: str, values: Values) -> None:
         topics=(topic,),
         kafka=kafka,
         database="postgresql://unused",
-        start=ConsumeStart(position=StartFrom.FIRST),
+        start_at=StartAt("beginning"),
     )
     source = DestinationRecords(config, lambda _: None)
     await source.start()

@@ -94,7 +94,7 @@ async def test_two_workers_on_one_id_give_one_effect(rig: Rig, does_the_first_fa
 
     # Two consumers of one name, each with partitions of its own: as two processes have them.
     first = rig.consumer(filter=Filter())
-    second = Consumer(rig.config(start=rig.config().start), filter=Filter())
+    second = Consumer(rig.config(start_at=rig.config().start_at), filter=Filter())
     async with deadline(), first, second:
         running = [asyncio.create_task(one.run(handler)) for one in (first, second)]
         await started.wait()

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 
+from chain_kernel.clock import time_of
 from chain_kernel.errors import SettingError
-from outbox.consumer.in_hand import ConsumeStart, StartFrom
+from outbox import StartAt
 from outbox.consumer.record_source import move_start
 from outbox.message import Message
 from outbox.records import common_headers, record_headers
@@ -32,14 +33,14 @@ async def messages(rig: Rig) -> list[Message]:
     return made
 
 
-def at_ms(time_ms: int) -> ConsumeStart:
-    return ConsumeStart(position=StartFrom.TIME, time_ns=time_ms * 1_000_000)
+def at_ms(time_ms: int) -> StartAt:
+    return StartAt(time=time_of(time_ms * 1_000_000))
 
 
 async def test_start_at_the_end_gets_only_what_comes_from_then_on(
     rig: Rig, messages: list[Message]
 ) -> None:
-    consumer = rig.consumer(start=ConsumeStart(position=StartFrom.END))
+    consumer = rig.consumer(start_at=StartAt("end"))
     new = rig.message("new")
     async with deadline(), consumer:
         await rig.send(new)
@@ -63,19 +64,19 @@ async def test_start_from_the_last_committed_goes_on_there_whatever_the_settings
 ) -> None:
     assert await rig.work_off(rig.consumer(), until=messages[3]) == NOTES[:4]
     assert await rig.committed() == 4
-    again = rig.consumer(start=ConsumeStart(position=StartFrom.END))
+    again = rig.consumer(start_at=StartAt("end"))
     assert await rig.work_off(again, until=messages[-1]) == NOTES[4:]
 
 
 @pytest.mark.parametrize(
     ("start", "skipped"),
-    [(ConsumeStart(position=StartFrom.END), 10), (at_ms(FIRST_MS + 5 * STEP_MS), 5)],
+    [(StartAt("end"), 10), (at_ms(FIRST_MS + 5 * STEP_MS), 5)],
     ids=["end", "time"],
 )
 async def test_start_counts_once_so_a_new_partition_or_an_expired_offset_loses_no_message(
     rig: Rig,
     messages: list[Message],
-    start: ConsumeStart,
+    start: StartAt,
     skipped: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -118,7 +119,7 @@ async def test_start_in_many_partitions_of_a_slow_broker_ends_in_time(
 async def test_moved_consumer_whose_offsets_expire_begins_where_it_was_moved_to(
     rig: Rig, messages: list[Message]
 ) -> None:
-    async with rig.consumer(start=ConsumeStart(position=StartFrom.END)):
+    async with rig.consumer(start_at=StartAt("end")):
         pass
     await move_start(rig.config(), at_ms(FIRST_MS + 7 * STEP_MS))
     await rig.expire_offsets()
@@ -133,7 +134,7 @@ async def test_consumer_that_is_started_before_its_topic_says_so_and_finds_it(
     message = rig.message("one")
     consumer = rig.consumer(
         topics=(later,), confirm_topics=(rig.destination.confirm_topic,),
-        start=ConsumeStart(position=StartFrom.END),
+        start_at=StartAt("end"),
     )  # fmt: skip
     async with deadline(), consumer:
         while f"topic {later} is not there" not in caplog.text:  # noqa: ASYNC110
@@ -147,14 +148,14 @@ async def test_consumer_that_is_started_before_its_topic_says_so_and_finds_it(
 @pytest.mark.parametrize(
     ("start", "offset"),
     [
-        (ConsumeStart(), 0),
-        (ConsumeStart(position=StartFrom.END), 10),
+        (StartAt("beginning"), 0),
+        (StartAt("end"), 10),
         (at_ms(FIRST_MS + 7 * STEP_MS), 7),
         (at_ms(FIRST_MS + 10 * STEP_MS), 10),
     ],
 )
 async def test_stopped_consumer_is_moved_to_each_position(
-    rig: Rig, messages: list[Message], start: ConsumeStart, offset: int
+    rig: Rig, messages: list[Message], start: StartAt, offset: int
 ) -> None:
     assert await rig.work_off(rig.consumer(), until=messages[4]) == NOTES[:5]
     moved = await move_start(rig.config(), start)
@@ -173,9 +174,9 @@ async def test_move_of_a_running_consumer_is_refused(rig: Rig, messages: list[Me
     async with deadline(), consumer:
         await rig.run_until(consumer, messages[0])
         with pytest.raises(SettingError, match="no process is running"):
-            await move_start(rig.config(), ConsumeStart())
+            await move_start(rig.config(), StartAt("beginning"))
 
 
 async def test_move_on_a_topic_that_is_not_there_is_refused(rig: Rig) -> None:
     with pytest.raises(SettingError, match="topic"):
-        await move_start(rig.config(topics=("nowhere",)), ConsumeStart())
+        await move_start(rig.config(topics=("nowhere",)), StartAt("beginning"))

@@ -43,7 +43,7 @@ def test_config_takes_text_and_settings_refuses_others_and_shows_no_secret(
     assert given.kafka.sasl_password == SECRET
     assert SECRET not in repr(given)
     assert msgspec.convert({**fields, "kafka": LOGIN}, kind).kafka == KafkaConfig(**LOGIN)
-    for wrong in ("", "k", "k:0", "k:1,", 5, None):
+    for wrong in ("", "k", "k:0", "k:1,", 5):
         with pytest.raises(SettingError) as refused:
             kind(**fields, kafka=wrong)
         assert refused.value.field == "kafka"

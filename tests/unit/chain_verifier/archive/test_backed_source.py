@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chain_kernel.errors import InputError, RetryError, RowsArchived, RowsMissing, SettingError
+from chain_kernel.errors import InputError, RetryError, RowsArchived, RowsMissing
 from chain_kernel.model import ChainHead, Event, Mark, Run, Standing
 from chain_verifier.archive.backed_source import ArchiveBackedSource
 
@@ -170,18 +170,8 @@ async def test_places_are_asked_of_the_database_first() -> None:
         assert await source.row_before_time(5_000_000) == 17
 
 
-async def test_the_database_is_closed_and_must_find_places_to_be_asked_for_them() -> None:
+async def test_the_database_is_closed() -> None:
     database = Database(30)
     async with ArchiveBackedSource(database, Archive()):
         pass
     assert database.is_closed
-
-    class Plain:
-        chain_id = 1
-
-        async def close(self) -> None:
-            pass
-
-    plain: Any = Plain()
-    with pytest.raises(SettingError):
-        await ArchiveBackedSource(plain, Archive()).row_at_or_before(3)

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain_kernel.errors import SettingError
+from chain_kernel.clock import time_of
+from chain_kernel.start_at import StartAt
 from outbox.consumer.in_hand import (
     ConsumeProgress,
-    ConsumeStart,
     KeyQueues,
     PartitionEnds,
     PartitionProgress,
-    StartFrom,
     begin_offset,
     chosen_offset,
 )
@@ -97,14 +96,14 @@ def test_what_lies_below_the_smallest_unfinished_is_finished(
     assert all(offset in finished for offset in new if offset < held.smallest_unfinished)
 
 
-END = ConsumeStart(position=StartFrom.END)
-TIME = ConsumeStart(position=StartFrom.TIME, time_ns=1_700_000_000_123_999_999)
+END = StartAt("end")
+TIME = StartAt(time=time_of(1_700_000_000_123_999_999))
 
 
 def test_chosen_offset_is_the_first_the_end_or_that_of_the_millisecond() -> None:
     assert TIME.time_ms == 1_700_000_000_123
     for start, at_time, offset in (
-        (ConsumeStart(), None, 3),
+        (StartAt("beginning"), None, 3),
         (END, None, 9),
         (TIME, 5, 5),
         (TIME, None, 9),  # after every record
@@ -124,16 +123,6 @@ def test_a_consumer_begins_at_its_offset_else_where_it_began_else_at_the_oldest_
     first_start: int | None, committed: int | None, begin: int
 ) -> None:
     assert begin_offset(first_start, committed, PartitionEnds(first=3, end=9)) == begin
-
-
-@pytest.mark.parametrize(
-    ("position", "time_ns"), [(StartFrom.TIME, None), (StartFrom.FIRST, 1), (StartFrom.END, 1)]
-)
-def test_a_time_that_is_missing_or_out_of_place_is_refused(
-    position: StartFrom, time_ns: int | None
-) -> None:
-    with pytest.raises(SettingError, match="time_ns"):
-        ConsumeStart(position=position, time_ns=time_ns)
 
 
 @given(st.integers(0, 100), st.integers(0, 100), *[st.none() | st.integers(0, 250)] * 2)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from chain_kernel.clock import time_of
 from chain_kernel.errors import IntakeLost, StoppedError
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
+from chain_kernel.start_at import StartAt
 from sequencer import Sequencer, TopicIntake, TopicIntakeConfig
 from sequencer.intake import topic as topic_intake
 from tests.deadlines import deadline, in_time
@@ -135,15 +137,18 @@ async def test_records_of_more_bytes_than_a_batch_are_taken_in_parts(feed: Feed)
     assert (intake.stats().records, intake.stats().rejects) == (3_005, 1_500)
 
 
-async def test_start_latest_leaves_out_what_is_there_once_and_never_again(feed: Feed) -> None:
-    feed.topic.add(0, b"old", b"1")
-    async with feed.running(start="latest"):
+@pytest.mark.parametrize("start_at", [StartAt("end"), StartAt(time=time_of(2_000_000_000))])
+async def test_start_at_another_place_leaves_out_what_is_before_once_and_never_again(
+    feed: Feed, start_at: StartAt
+) -> None:
+    feed.topic.add(0, b"old", b"1", 1_000)
+    async with feed.running(start_at=start_at):
         await until(feed.is_taken)
-        feed.topic.add(0, b"new", b"1")
+        feed.topic.add(0, b"new", b"1", 2_000)
         await until(feed.is_taken)
     feed.topic.add(1, b"while stopped", b"1")
     feed.topic.add(feed.topic.add_partition(), b"in a new partition", b"1")
-    async with feed.running(start="latest"):
+    async with feed.running(start_at=start_at):
         await until(feed.is_taken)
     assert feed.keys() == ["new", "while stopped", "in a new partition"]
 

@@ -360,7 +360,7 @@ def test_sequence_without_kafka_starts_where_that_is_allowed_under_the_name_it_i
     sequence = ("sequence", "--chain", chain, "--input", tmp_path / "o.csv", "--connect-seconds", 1)
     assert "kafka was" in refused(*sequence, settings=away)
     optional = {**away, "CHAINCTL_KAFKA_AT_START": "optional"}
-    done = call(*sequence, "--name", "pit-1", "--stop-seconds", "100ms", settings=optional)
+    done = call(*sequence, "--owner", "pit-1", "--stop-seconds", "100ms", settings=optional)
     assert done.code == 0, done
     leader = json.loads(call("leader", "--chain", chain, "--json", settings=away).out)
     assert (leader["leader"], leader["terms"][0]["owner"]) == ("pit-1", "pit-1")

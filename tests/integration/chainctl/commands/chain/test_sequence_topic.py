@@ -288,7 +288,7 @@ def test_ids_that_hold_the_time_need_a_chain_with_large_partitions(
         ((), "--input FILE, or --intake-topic TOPIC"),
         (("--intake-topic", "t", "--input", "f.csv"), "--input cannot be given with"),
         (("--intake-topic", "t", "--key-column", "k"), "--key-column cannot be given with"),
-        (("--input", "f.csv", "--start", "latest"), "--start cannot be given with --input"),
+        (("--input", "f.csv", "--start-at", "end"), "--start-at cannot be given with --input"),
         (("--intake-topic", "no/name"), "--intake-topic was 'no/name'"),
         (("--intake-topic", "t", "--batch-rows", "0"), "batch_rows was 0"),
         (("--intake-topic", "t", "--id-strategy", "random"), "--id-strategy"),

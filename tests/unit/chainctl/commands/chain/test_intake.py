@@ -55,7 +55,7 @@ async def test_standby_of_one_of_many_chains_waits_for_a_server_that_it_has_reac
 ) -> None:
     found = opened(*errors)
     config = SequencerConfig(
-        chain_id=7, database="postgresql://h/d", kafka="h:1", name="one", standby=True
+        chain_id=7, database="postgresql://h/d", kafka="h:1", owner="one", standby=True
     )
     run = ManyTopicsRun([(config, TopicIntakeConfig(kafka="h:1", topic="t"))], None)
     with pytest.raises(type(errors[-1 - left])):
@@ -78,7 +78,7 @@ async def test_standby_starts_while_the_broker_says_nothing_of_the_topics(
     monkeypatch.setattr(sequencer, "refused_topics", fail)
     monkeypatch.setattr(sequencer, "check_intake_topic", fail)
     config = SequencerConfig(
-        chain_id=7, database="postgresql://h/d", kafka="h:1", name="one", standby=True
+        chain_id=7, database="postgresql://h/d", kafka="h:1", owner="one", standby=True
     )
     topic = TopicIntakeConfig(kafka="h:1", topic="t")
     with pytest.raises(SchemaError):
@@ -108,7 +108,7 @@ async def test_chain_of_a_missing_topic_is_not_led_before_the_topic_is_seen(
     chains = [
         (
             SequencerConfig(
-                chain_id=chain, database="postgresql://h/d", kafka="h:1", name="o", standby=True
+                chain_id=chain, database="postgresql://h/d", kafka="h:1", owner="o", standby=True
             ),
             TopicIntakeConfig(kafka="h:1", topic=f"t{chain}"),
         )
