@@ -57,7 +57,7 @@ class Gateway:
         """Wait for the chain, lead it, and end the process when another one leads, or none can."""
         config = SequencerConfig(
             chain_id=self._chain_id,
-            name=NAME,
+            owner=NAME,
             database=os.environ["CHAINCTL_DATABASE"],
             kafka=os.environ["CHAINCTL_KAFKA"],
             standby=True,

@@ -90,7 +90,7 @@ async def main(chain_id: int, port: int) -> None:
     """Lead the chain, and serve while this process leads."""
     config = SequencerConfig(
         chain_id=chain_id,
-        name=NAME,
+        owner=NAME,
         database=os.environ["CHAINCTL_DATABASE"],
         kafka=os.environ["CHAINCTL_KAFKA"],
         standby=True,

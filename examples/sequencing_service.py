@@ -48,7 +48,7 @@ async def main(chain_id: int) -> None:
         chain_id=chain_id,
         database=os.environ["CHAINCTL_DATABASE"],
         kafka=os.environ["CHAINCTL_KAFKA"],
-        name=NAME,
+        owner=NAME,
     )
     # Entering takes the chain over, leaving commits and publishes what was accepted.
     async with open_sequencer(config) as sequencer:

@@ -123,7 +123,7 @@ async def test_standby_of_many_chains_leads_the_one_that_is_handed_over(
     make_chain: MakeChain,
 ) -> None:
     chains = await make_chains(make_chain, 3)
-    standbys = configs_of(chains, standby=True, name="standby")
+    standbys = configs_of(chains, standby=True, owner="standby")
     async with open_sequencers(configs_of(chains), connections=1) as leading:
         async with open_sequencers(standbys, connections=1) as waiting:
             assert waiting[2].why_not_ready() == "chain 2: not leading"

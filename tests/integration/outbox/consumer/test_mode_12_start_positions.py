@@ -55,7 +55,7 @@ async def test_start_at_the_end_gets_only_what_comes_from_then_on(
 async def test_start_at_a_time_gets_the_first_record_at_or_after_it(
     rig: Rig, messages: list[Message], offset_ms: int, first: int
 ) -> None:
-    consumer = rig.consumer(start=at_ms(FIRST_MS + offset_ms))
+    consumer = rig.consumer(start_at=at_ms(FIRST_MS + offset_ms))
     assert await rig.work_off(consumer, until=messages[-1]) == NOTES[first:]
 
 
@@ -81,7 +81,7 @@ async def test_start_counts_once_so_a_new_partition_or_an_expired_offset_loses_n
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     expected = {message.payload.decode() for message in messages[skipped:]}
-    async with rig.consumer(start=start):  # it has begun, and got nothing done
+    async with rig.consumer(start_at=start):  # it has begun, and got nothing done
         assert "no offset here" not in caplog.text
     for is_restarted, partition in ((False, PARTITIONS), (True, 0)):
         # Older than the time to begin at, but sent after the beginning.
@@ -90,9 +90,9 @@ async def test_start_counts_once_so_a_new_partition_or_an_expired_offset_loses_n
         if is_restarted:
             await rig.expire_offsets()
             await rig.send(last, partition=partition, timestamp_ms=FIRST_MS)
-            await rig.work_off(rig.consumer(start=start), until=last)
+            await rig.work_off(rig.consumer(start_at=start), until=last)
         else:
-            async with rig.consumer(start=start) as consumer:
+            async with rig.consumer(start_at=start) as consumer:
                 await rig.until_committed(-1)
                 await rig.add_partitions(PARTITIONS + 1)
                 await rig.send(last, partition=partition, timestamp_ms=FIRST_MS)
