@@ -61,8 +61,8 @@ async def inspect(
             seen.events[:] = [event for event in seen.events[before:] if event[1] != "asked"]
         await _show(now, judge, rows, events)
         await _check_pages(now)
-    for name, events in (effects or {}).items():
-        judge.saw("effect", name, rows_of(events))
+    for name, applied in (effects or {}).items():
+        judge.saw("effect", name, rows_of(applied))
     return rows
 
 

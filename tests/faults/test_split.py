@@ -124,7 +124,7 @@ async def test_chains_that_share_sessions_keep_their_keys_once_the_old_primary_t
     database = chain.database.rpartition("/")[2]
     await create_chain(server_pair.primary, database, kafka_server, 2, **PATIENT)
     configs = [chain.with_settings(chain_id=chain_id) for chain_id in (1, 2)]
-    standbys = [tuned(config, standby=True, name="standby") for config in configs]
+    standbys = [tuned(config, standby=True, owner="standby") for config in configs]
     async with AsyncExitStack() as stack:
         async with open_sequencers(configs) as leaders:
             for leader in leaders.values():
