@@ -10,24 +10,16 @@ from typing import Final, NamedTuple
 SAMPLES_MIN: Final = 6
 """In the second half; with less, a line says nothing."""
 
-
-class Bound(NamedTuple):
-    """How much the second half of a run may add: a part of what is there, at least `floor`."""
-
-    part: float
-    floor: float
-    why: str
-
-
 BOUNDS: Final = {
-    "memory": Bound(0.10, 16.0, "an allocator keeps what a burst after an outage took"),
-    "descriptors": Bound(0.0, 8.0, "connections that are being replaced"),
-    "connections": Bound(0.0, 8.0, "the same, as the server sees them"),
-    "bloat": Bound(0.25, 2.0, "rows that are updated until autovacuum comes, once a minute"),
-    "disk": Bound(0.25, 96.0, "retention frees whole partitions, Kafka whole segments"),
-    "lag": Bound(0.0, 2.0, "a busy machine; an outage is no line"),
+    "memory": (0.10, 16.0),  # an allocator keeps what a burst after an outage took
+    "descriptors": (0.0, 8.0),  # connections that are being replaced
+    "connections": (0.0, 8.0),
+    "bloat": (0.25, 2.0),  # rows that are updated until autovacuum comes, once a minute
+    "disk": (0.25, 96.0),  # retention frees whole partitions, Kafka whole segments
+    "lag": (0.0, 2.0),  # a busy machine; an outage is no line
 }
-"""By the first word of a series: MB, counts, MB, MB and seconds."""
+"""What the second half may add, by the first word of a series: the larger one of a part of what is
+there, and of so many MB, descriptors or seconds."""
 
 
 class Line(NamedTuple):
@@ -62,12 +54,9 @@ class Samples:
 
     def lines(self) -> list[Line]:
         """Return a line for each series that lasted."""
-        end = max((points[-1][0] for points in self._points.values()), default=0.0)
-        return [
-            line
-            for name, points in sorted(self._points.items())
-            if (line := _line(name, points, end / 2)) is not None
-        ]
+        half = max((points[-1][0] for points in self._points.values()), default=0.0) / 2
+        found = (_line(*each, half) for each in sorted(self._points.items()))
+        return [line for line in found if line is not None]
 
 
 def _line(name: str, points: list[tuple[float, float]], half: float) -> Line | None:
@@ -77,9 +66,9 @@ def _line(name: str, points: list[tuple[float, float]], half: float) -> Line | N
         return None
     # The median of the slopes between all pairs: a third of the samples may be anything.
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(second, 2)]
-    bound, level = BOUNDS[name.partition("_")[0]], median(value for _, value in second)
-    growth = median(slopes) * (second[-1][0] - second[0][0])
-    return Line(name, median(first), level, growth, max(bound.floor, bound.part * level))
+    part, floor = BOUNDS[name.partition("_")[0]]
+    level, seconds = median(value for _, value in second), second[-1][0] - second[0][0]
+    return Line(name, median(first), level, median(slopes) * seconds, max(floor, part * level))
 
 
 def table(lines: list[Line]) -> str:

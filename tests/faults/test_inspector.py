@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from sequencer import Order, open_sequencer
+from sequencer import Ack, Order, open_sequencer
 from tests.builders.created_chain import Chain
 from tests.judge.rules import Diverged
 
 from .conftest import MakeChain
-from .inspector import inspect, inspect_topic
-from .seen import Seen, seen_of
+from .inspector import inspect, inspect_topic, judge_of
+from .seen import Asked, Seen, seen_of
 
 JOIN_PAGES = """
     UPDATE chain_page
@@ -75,6 +75,25 @@ async def test_inspector_passes_a_chain_that_is_whole(make_chain: MakeChain) -> 
     rows = await inspect(chain)
     await inspect_topic(chain)
     assert len(rows) == 20
+
+
+async def test_chain_is_judged_in_parts_of_which_old_ones_are_forgotten(
+    make_chain: MakeChain,
+) -> None:
+    chain = await make_chain()
+    judge, ends = await judge_of(chain), [0, 0]
+    async with open_sequencer(chain.config) as sequencer:
+        for start in range(0, 50, 10):
+            orders = [Order(f"k{n}", b"") for n in range(start, start + 10)]
+            await sequencer.submit_many(orders)
+            rows = await inspect(chain, {"journal": await chain.rows(start)}, judge=judge)
+            assert [row.key for row in rows] == [order.key for order in orders]
+            ends.append(rows[-1].id)
+            judge.saw("forget", ends[-3])
+    assert len(judge.fence.rows) == 20
+    seen_of(chain.config).answered(Asked("k35", b""), Ack(35, 34))
+    with pytest.raises(Diverged, match="G4 one place a key"):
+        await inspect(chain, judge=judge)
 
 
 @pytest.mark.guarantee("G1", "G13")

@@ -12,7 +12,7 @@ import pytest
 from local_stack import KafkaServer, PostgresServer
 
 from .conftest import MakeChain
-from .flat import table
+from .flat import Samples, table
 from .rounds import Round
 from .soak import Soak, messages_in
 
@@ -24,6 +24,16 @@ SETTINGS: Final = {
     "lease_seconds": 3.0, "commit_seconds": 2.0, "connect_seconds": 5.0,
     "takeover_skip_ids": 10_000, "partition_ids": WINDOW_ROWS, "key_window_rows": WINDOW_ROWS,
 }  # fmt: skip
+
+
+def test_growth_is_found_and_bursts_are_none() -> None:
+    samples = Samples()
+    for second in range(100):
+        burst = 900.0 * (second % 4 == 0)
+        samples.add(second, memory_leader=50.0 + second, memory_relay=50.0 + burst)
+    assert [(line.name, line.is_flat) for line in samples.lines()] == [
+        ("memory_leader", False), ("memory_relay", True),
+    ]  # fmt: skip
 
 
 @pytest.mark.guarantee("G1", "G3", "G4", "G5", "G6", "G7", "G10", "G14", "G15", "G18")
