@@ -35,7 +35,8 @@ CALLS = 400
 DESTINATIONS = [
     Destination(name="a", topic="a", consumers=("x", "y"), tries_max=2, resend_seconds=DAY,
                 resend_seconds_max=DAY),
-    Destination(name="b", topic="b", confirm="none", resend_seconds=DAY, resend_seconds_max=DAY),
+    Destination(name="b", topic="b", confirm="none", tries_max=1, resend_seconds=DAY,
+                resend_seconds_max=DAY),
 ]  # fmt: skip
 FILES = {
     name: load_sql("outbox", f"sql/{name}.sql")
@@ -90,7 +91,8 @@ class Draw:
             check_at = (datetime.now(UTC) + timedelta(days=self.random.choice((-1, 1)))).isoformat()
         texts = list(map(str, ids))
         given = texts, self.each(ids, "a", "b"), self.each(ids, "k", None), [None] * len(ids)
-        return STORE, (*given, ["cGF5"] * len(ids), claim, check_at, None, None)
+        sender = self.random.choice((None, "s")) if check_at else None
+        return STORE, (*given, ["cGF5"] * len(ids), claim, check_at, sender, None)
 
     def _of_sender(self) -> Call:
         sql, ids = FILES["store"], self.some()
@@ -121,8 +123,8 @@ class Draw:
         sql, ids, token = FILES["prepared"], self.some(), self.random.choice(self.tokens)
         claim, counts = self.random.choice((None, token)), self.each(ids, 1, 2)
         return self.random.choice((
-            (sql["claim_checks"], (LATER, token, self.due(), 50, [""], LONG_AGO)),
-            (sql["claim_checks"], (LATER, token, self.due(), 50, [], LONG_AGO)),
+            *((sql["claim_checks"], (until, token, self.due(), 50, others, LONG_AGO))
+              for until, others in ((LATER, []), (LATER, [""]), (datetime.now(UTC), ["s"]))),
             (sql["ask_again"], (ids, counts, [self.due() for _ in ids], ["e"] * len(ids), token)),
             (sql["checks_used_up"], (ids, counts, token, [4])),
             (sql["committed"], (ids, [3, 4], claim)),
@@ -133,7 +135,7 @@ class Draw:
     def _checked(self) -> Call:
         sql, ids, token = FILES["checked_sender"], self.some(), self.random.choice(self.tokens)
         return self.random.choice((
-            (sql["claim"], (ids, "x", token, [0, 1], 3)),
+            (sql["claim"], (ids, "x", token, [0, 1], self.random.choice((1, 3)))),
             (sql["sent"], (ids, token, [0, 1])),
             (sql["give_up"], (ids, "x", [0, 1], 3)),
         ))  # fmt: skip
@@ -161,7 +163,7 @@ class Draw:
             ("keep_floors", (["a", "a", "b"], [0, 1, 0], self.some()[:1] * 3)),
             ("highest_floors", ()), ("horizon", (datetime.now(UTC),)), ("retire", (self.ids[1],)),
         ))  # fmt: skip
-        return sql[name], (1, *given)
+        return sql[name], (self.random.choice((1, 1, 2)), *given)
 
     def _of_callback(self) -> Call:
         sql, ids, token = FILES["callback_queries"], self.some(), self.random.choice(self.tokens)
@@ -190,10 +192,10 @@ PENDING = (
 TABLES = {
     "outbox_pending": ("message_id consumer", f"{PENDING} next_send_at"),
     "outbox_done": ("message_id consumer", "destination status send_count"),
-    "inbox": ("message_id", ""),
-    "inbox_parked": ("message_id", "place key failures due_at last_error"),
-    "inbox_dead": ("message_id", "failures reason"),
-    "inbox_partition": ("topic topic_partition", "floor"),
+    "inbox": ("consumer_id message_id", ""),
+    "inbox_parked": ("consumer_id message_id", "place key failures due_at last_error"),
+    "inbox_dead": ("consumer_id message_id", "failures reason"),
+    "inbox_partition": ("consumer_id topic topic_partition", "floor"),
     "inbox_consumer": ("consumer_id", "name horizon"),
     "outbox_decision": ("message_id", "is_done"),
     "callback_delivery": (
@@ -201,7 +203,7 @@ TABLES = {
     ),
     "callback_intake": ("topic partition", "read_until"),
 }  # fmt: skip
-"""What is compared: keys and columns, the consumer of the inbox left out."""
+"""What is compared: keys and columns."""
 
 
 def plain(value: Any) -> Any:
@@ -223,8 +225,9 @@ def plain(value: Any) -> Any:
 async def played(seed: int, fetch: Fetch, dump: Callable[[], Any]) -> AsyncIterator[Any]:
     """Yield what each call has returned, and the rows that are left after it."""
     sql = FILES["inbox_queries"]
-    await fetch(sql["register"], "x")
-    await fetch(sql["know_topics"], 1, ["a", "b"])
+    for number, name in enumerate("xy", start=1):
+        await fetch(sql["register"], name)
+        await fetch(sql["know_topics"], number, ["a", "b"])
     for statement, given in Draw(seed).calls():
         rows = sorted(str(plain(list(row))) for row in await fetch(statement, *given))
         yield statement[:60], rows, await dump()
@@ -262,14 +265,12 @@ async def in_memory(seed: int, statuses: Statuses) -> list[Any]:
     async def dump() -> Any:
         return [
             sorted(
-                str(plain([*(key if isinstance(key, tuple) else [key])[is_of_one:], *(
+                str(plain([*(key if isinstance(key, tuple) else [key]), *(
                     row.get(name, row.get("until")) for name in names.split()
                 )]))
                 for key, row in table.committed.items()
-                for is_of_one in [name.startswith("inbox_") * isinstance(key, tuple)
-                                  or name == "inbox"]
             )
-            for table, (name, (_, names)) in zip(tables, TABLES.items(), strict=True)
+            for table, (_, names) in zip(tables, TABLES.values(), strict=True)
         ]  # fmt: skip
 
     return [seen async for seen in played(seed, fetch, dump)]

@@ -103,3 +103,17 @@ def test_first_id_is_never_below_the_least_one_and_leaves_room_for_partitions(
     )
     assert first >= least_id
     assert first + row_count <= ID_MAX - 3 * DAY_IDS
+
+
+@pytest.mark.parametrize(("row_count", "first"), [(3, DAY_IDS - 3), (4, DAY_IDS)])
+def test_batch_that_just_fits_into_a_partition_stays_there(row_count: int, first: int) -> None:
+    term, least_id = make_term(partition_ids=DAY_IDS), DAY_IDS - 3
+    given = {"least_id": least_id, "wall_ns": WALL_NS, "row_count": row_count}
+    assert first_id("sequential", term=term, **given) == first
+
+
+@pytest.mark.parametrize(("days_left", "is_followed"), [(5, True), (3, False)])
+def test_clock_near_the_end_of_all_ids_is_not_followed(days_left: int, is_followed: bool) -> None:
+    term, wall_ns = make_term(partition_ids=DAY_IDS), (ID_MAX - days_left * DAY_IDS >> 20) * 10**6
+    first = first_id("time", term=term, least_id=1, wall_ns=wall_ns, row_count=1)
+    assert (first > 1) is is_followed

@@ -90,7 +90,7 @@ def test_life_near_the_end_of_all_ids_skips_only_what_was_in_flight() -> None:
 def test_frames_above_the_head_are_begun_behind(strategy: IdStrategy, ahead: int) -> None:
     planned = ids_of(life(77), WALL_NS, strategy).start
     seen_id = planned + ahead
-    assert ids_of(life(77, seen_id=seen_id), WALL_NS, strategy).start > seen_id + SKIP
+    assert ids_of(life(77, seen_id=seen_id), WALL_NS, strategy).start == seen_id + 1 + SKIP + 77
 
 
 @pytest.mark.parametrize("strategy", ["sequential", "time"])

@@ -5,38 +5,41 @@ that were promoted count alike. No test may pass by an error of a connection.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from chain_kernel.errors import Fenced, RetryError
-from chain_kernel.model import ClientNumber, IntakeMark, KeyPage, Term
+from chain_kernel.model import ClientNumber, IntakeMark, KeyPage, LeaseSight, Term
+from chain_kernel.sql import SEQUENCER_WRITER
 from sequencer import Order
 from sequencer.core import SequencerCore
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
-from tests.builders.created_chain import Chain
+from tests.builders.created_chain import Chain, create_chain
 from tests.commits import commit
-from tests.integration.sequencer.conftest import MakeChain
 
 PAGE = KeyPage(after_id=0, until_id=3, spans=bytes(16), hashes=bytes(24))
 WALL_NS = 1_700_000_000_000_000_000
-STORED = (
-    "SELECT (SELECT count(*) FROM chain_batch), (SELECT count(*) FROM chain_intake),"
-    " (SELECT count(*) FROM chain_skip), (SELECT count(*) FROM chain_key_page),"
-    " (SELECT count(*) FROM chain_client), (SELECT counter FROM chain_lease),"
-    " (SELECT released FROM chain_lease), (SELECT published_id FROM chain_head)"
-)
+COUNTED = ("chain_batch", "chain_intake", "chain_skip", "chain_key_page", "chain_client")
+STORED = f"""
+SELECT last_id, published_id, head.epoch, counter, released, lease.epoch,
+       {", ".join(f"(SELECT count(*) FROM {table} WHERE chain_id = $1)" for table in COUNTED)}
+  FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id) WHERE chain_id = $1
+"""  # noqa: S608 - names of tables
 OTHER_LIFE = {
-    "epoch": "UPDATE chain_head SET epoch = epoch + 1",
-    "nonce": "UPDATE chain_head SET nonce = '\\x00112233445566778899aabbccddeeff'",
+    "epoch": "UPDATE chain_head SET epoch = epoch + 1 WHERE chain_id = 1",
+    "nonce": "UPDATE chain_head SET nonce = sha256(nonce) WHERE chain_id = 1",
 }
 
 
 class Led:
     """A leader of one chain, by its parts, and what its database holds."""
+
+    seen: LeaseSight
 
     def __init__(self, chain: Chain, store: PostgresChainStore, term: Term) -> None:
         self.chain, self.store, self.term = chain, store, term
@@ -47,21 +50,50 @@ class Led:
         orders = [Order(f"k{number}", b"") for number in range(count)]
         await commit(self.store, self._core.assemble(orders, WALL_NS), published_id=0)
 
+    async def take_over(self) -> None:
+        store = PostgresChainStore(self.chain.config)
+        try:
+            await store.take_over("me", self.seen)
+        finally:
+            await store.close()
+
+    async def is_alive(self) -> bool:
+        """Return whether the backend that the head names is there."""
+        alive = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1"
+        return bool(await self.chain.value(alive, (await self.chain.head())["backend_pid"]))
+
     async def stored(self) -> tuple[Any, ...]:
-        return tuple((await self.chain.fetch(STORED))[0])
+        return tuple((await self.chain.fetch(STORED, self.chain.chain_id))[0])
+
+
+LeadChain = Callable[[int], Awaitable[Led]]
 
 
 @pytest.fixture
-async def led(make_chain: MakeChain) -> AsyncIterator[Led]:
-    chain = await make_chain(copies=0)
-    store = PostgresChainStore(chain.config)
-    led = Led(chain, store, await store.take_over("me", await store.look()))
-    # Each of its sessions is open, and has proven the term.
-    await led.keys.save(led.term, PAGE, [])
-    await led.lease.renew(led.term, 0)
-    yield led
-    for part in (led.keys, led.lease, store):
-        await part.close()
+async def lead(database: str, role_dsn: Callable[[str], str]) -> AsyncIterator[LeadChain]:
+    closing = AsyncExitStack()
+
+    async def make(chain_id: int) -> Led:
+        writer = role_dsn(SEQUENCER_WRITER)
+        chain = await create_chain(database, writer, "unused:9092", chain_id, copies=0)
+        store = PostgresChainStore(chain.config)
+        term = await store.take_over("me", await store.look())
+        led = Led(chain, store, term)
+        for part in (store, led.keys, led.lease):
+            closing.push_async_callback(part.close)
+        # Each of its sessions is open, and has proven the term.
+        await led.keys.save(led.term, PAGE, [])
+        await led.lease.renew(led.term, 0)
+        led.seen = await store.look()
+        return led
+
+    async with closing:
+        yield make
+
+
+@pytest.fixture
+async def led(lead: LeadChain) -> Led:
+    return await lead(1)
 
 
 WORKS: dict[str, tuple[Callable[[Led], Awaitable[object]], type[Exception] | None]] = {
@@ -109,17 +141,53 @@ async def test_statement_does_nothing_under_another_epoch_or_nonce(
 async def test_take_over_that_saw_another_epoch_or_nonce_raises_and_ends_nothing(
     led: Led, other: str
 ) -> None:
-    store = PostgresChainStore(led.chain.config)
-    seen = await store.look()
     await led.chain.tamper(OTHER_LIFE[other])
-    before = await led.chain.head()
+    before = await led.stored()
     with pytest.raises(Fenced) as raised:
-        await store.take_over("me", seen)
+        await led.take_over()
     assert type(raised.value) is Fenced
-    assert await led.chain.head() == before
-    alive = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1"
-    assert await led.chain.value(alive, before["backend_pid"]) == 1, "that of a newer leader"
-    await store.close()
+    assert await led.stored() == before
+    assert await led.is_alive(), "the backend of a newer leader"
+
+
+@pytest.mark.parametrize("work", [*WORKS, "take-over"])
+async def test_statement_changes_its_own_chain_alone(led: Led, lead: LeadChain, work: str) -> None:
+    neighbour = await lead(2)
+    # As alike as can be: only the number of the chain parts them.
+    await led.chain.tamper(
+        "UPDATE chain_head SET nonce = (SELECT nonce FROM chain_term WHERE chain_id = 1)",
+        "UPDATE chain_term SET nonce = (SELECT nonce FROM chain_head WHERE chain_id = 1)",
+    )
+    before = await neighbour.stored()
+    await (WORKS[work][0](led) if work in WORKS else led.take_over())
+    assert await neighbour.stored() == before
+    assert await neighbour.is_alive()
+
+
+@pytest.mark.guarantee("G7")
+@pytest.mark.parametrize("other", OTHER_LIFE)
+async def test_beat_of_another_life_moves_no_published_mark(led: Led, other: str) -> None:
+    await led.commit(3)
+    await led.chain.tamper(OTHER_LIFE[other])
+    await led.lease.renew(led.term, 2)
+    assert await led.chain.value("SELECT published_id FROM chain_head") == 0
+
+
+@pytest.mark.guarantee("G7")
+@pytest.mark.parametrize(
+    ("other", "refused"),
+    [("UPDATE chain_lease SET epoch = epoch + 1", Fenced),
+     ("UPDATE chain_term SET epoch = epoch + 1", RetryError),
+     ("UPDATE chain_term SET nonce = sha256(nonce)", RetryError)],
+)  # fmt: skip
+async def test_beat_of_a_term_that_is_not_here_renews_no_lease(
+    led: Led, other: str, refused: type[Exception]
+) -> None:
+    await led.chain.tamper(other)
+    before = await led.stored()
+    with pytest.raises(refused):
+        await led.lease.renew(led.term, 0)
+    assert await led.stored() == before
 
 
 @pytest.mark.guarantee("G7")
