@@ -1,11 +1,13 @@
 """Cancels a coroutine at its n-th wait: for tests that leave no place out.
 
-`CancelledAt` counts the waits of one coroutine; `CancelAt` those of every task
-that works for a call.
+`CancelledAt` and `cut_at` count the waits of one coroutine; `CancelAt` those of every task
+that works for a call; `cutting_tasks` those of tasks that are made meanwhile.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from types import CoroutineType
 from typing import Any, TypeVar
 
 
@@ -35,6 +37,52 @@ class CancelledAt:
         self._waits += 1
         if self._waits == self._place:
             self._loop.call_soon(self.task.cancel)
+
+
+async def cut_at(at: int, work: Coroutine[Any, Any, Any]) -> bool:
+    """Run `work`, cancelled at its await number `at`; False when it ended before that."""
+    cut = CancelledAt(at, work)
+    if not isinstance(await cut.outcome(), asyncio.CancelledError):
+        cut.task.result()
+    return cut.was_reached
+
+
+@contextmanager
+def cutting_tasks(qualified_name: str, at: int, then: Callable[[], object]) -> Iterator[list[int]]:
+    """Cancel tasks of that coroutine function at their await number `at`, and call `then`.
+
+    Yields a list that holds `at` once that has happened.
+    """
+    loop = asyncio.get_running_loop()
+    reached: list[int] = []
+
+    def factory(
+        loop: asyncio.AbstractEventLoop, work: "CoroutineType[Any, Any, Any]", **named: Any
+    ) -> asyncio.Task[Any]:
+        if work.__qualname__ != qualified_name:
+            return asyncio.Task(work, loop=loop, **named)
+        waits = 0
+
+        def cut() -> None:
+            task.cancel()
+            then()
+
+        def note() -> None:
+            nonlocal waits
+            waits += 1
+            if waits == at:
+                reached.append(at)
+                loop.call_soon(cut)
+
+        task = asyncio.Task(Counted(work, note), loop=loop, **named)
+        return task
+
+    before = loop.get_task_factory()
+    loop.set_task_factory(factory)  # type: ignore[arg-type] # the protocol of typeshed is generic
+    try:
+        yield reached
+    finally:
+        loop.set_task_factory(before)
 
 
 _T = TypeVar("_T")

@@ -8,9 +8,10 @@ reached: the average lags, and says little when a wait begins.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from inspect import isawaitable
+from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
 
@@ -72,3 +73,16 @@ async def in_time(awaited: Awaitable[Result]) -> Result:
     """Return what `awaited` gives. Raises TimeoutError as `deadline` does."""
     async with deadline():
         return await awaited
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """Wait until `holds` returns, or brings, what is true: of another's doing there is no event.
+
+    Raises TimeoutError as `deadline` does.
+    """
+    async with deadline():
+        while True:
+            found = holds()
+            if await found if isawaitable(found) else found:
+                return
+            await asyncio.sleep(0.01)

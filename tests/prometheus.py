@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -18,7 +18,7 @@ import pytest
 from chain_kernel.clients.http_server import HttpLimits, HttpServer
 from chain_kernel.monitoring import Monitor, MonitoredPart
 from local_stack.process import free_port
-from tests.deadlines import deadline
+from tests.deadlines import until
 
 PROGRAM = shutil.which("prometheus")
 LOOPBACK = "127.0.0.1"
@@ -55,13 +55,6 @@ def panels_of(*prefixes: str) -> list[str]:
         for query in queries
         if all(name.startswith(prefixes) for name in re.findall(r"\borderchain_[a-z_]+", query))
     ]
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition holds that another process fulfils."""
-    async with deadline():
-        while not await condition():  # noqa: ASYNC110 - no event of another process is here
-            await asyncio.sleep(LOOK_SECONDS)
 
 
 class Prometheus:

@@ -10,6 +10,8 @@ from typing import Any
 
 import asyncpg
 
+from tests.opened import connected
+
 Row = tuple[int | None, int | None, str | None, int | None, bytes | None]
 """id, pid, key, event_time_ns, payload."""
 
@@ -35,13 +37,10 @@ async def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
     Returns what the last statement finds.
     """
     found: list[Any] = []
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn) as connection:
         await connection.execute(LET_TAMPER)
         for statement in statements:
             found = await connection.fetch(statement)
-    finally:
-        await connection.close()
     return [tuple(row) for row in found]
 
 

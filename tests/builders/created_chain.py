@@ -15,6 +15,7 @@ from chain_kernel.model import Event
 from chain_kernel.seal import genesis_seal
 from sequencer import SequencerConfig
 from tests.builders.topics import make_topics, records_of
+from tests.opened import connected
 from tests.stored_pages import LET_TAMPER
 from tests.tuned import tuned
 
@@ -33,12 +34,11 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
     @asynccontextmanager
     async def at_one_instant(self) -> AsyncIterator[Chain]:
         """Yield the chain as it is now: what commits meanwhile is not seen."""
-        connection = await asyncpg.connect(self.database)
-        try:
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
-                yield msgspec.structs.replace(self, admin=connection)
-        finally:
-            await connection.close()
+        async with (
+            connected(self.database) as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            yield msgspec.structs.replace(self, admin=connection)
 
     def with_settings(self, **settings: object) -> SequencerConfig:
         return tuned(self.config, **settings)
@@ -48,12 +48,9 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
         if self.admin is not None:
             rows = await self.admin.fetch(statement, *values)
             return rows
-        connection = await asyncpg.connect(self.database)
-        try:
+        async with connected(self.database) as connection:
             rows = await connection.fetch(statement, *values)
             return rows
-        finally:
-            await connection.close()
 
     async def value(self, statement: str, *values: object) -> Any:
         return (await self.fetch(statement, *values))[0][0]
@@ -64,13 +61,10 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
 
     async def tamper(self, *statements: str) -> None:
         """Run statements as the owner could; those on `chain_event` change arrays in pages."""
-        connection = await asyncpg.connect(self.database)
-        try:
+        async with connected(self.database) as connection:
             await connection.execute(LET_TAMPER)
             for statement in statements:
                 await connection.execute(statement)
-        finally:
-            await connection.close()
 
     async def rows(self, after_id: int = 0) -> list[Event]:
         records = await self.fetch(

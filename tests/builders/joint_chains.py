@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from chain_kernel.clients.kafka_config import KafkaConfig
 from sequencer import Sequencer, SharedConnections, TopicIntakeConfig
 from tests.builders.created_chain import Chain
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 
 
 class JointChains:
@@ -33,10 +33,7 @@ class JointChains:
 
     async def until_published(self) -> None:
         """Wait until brokers have acknowledged all that is committed."""
-        async with deadline():
-            for sequencer in self.sequencers:
-                while not _is_published(sequencer):  # noqa: ASYNC110 - only the stats show it
-                    await asyncio.sleep(0.05)
+        await until(lambda: all(map(_is_published, self.sequencers)))
 
 
 def _is_published(sequencer: Sequencer) -> bool:

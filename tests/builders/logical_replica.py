@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import asyncpg
-
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
-from tests.deadlines import deadline
+from tests.deadlines import until
+from tests.opened import connected
 
 if TYPE_CHECKING:
     from chain_kernel.clients.postgres import Connection
@@ -85,14 +84,9 @@ class LogicalReplica:
 
     @asynccontextmanager
     async def _opened(self, database: str) -> AsyncIterator[Connection]:
-        connection = await asyncpg.connect(self._server.dsn(SUPERUSER, database))
-        try:
+        async with connected(self._server.dsn(SUPERUSER, database)) as connection:
             yield connection
-        finally:
-            await connection.close()
 
 
 async def _until(connection: Connection, query: str, *values: object) -> None:
-    async with deadline():
-        while not await connection.fetchval(query, *values):  # noqa: ASYNC110 - the server knows
-            await asyncio.sleep(0.05)
+    await until(lambda: connection.fetchval(query, *values))

@@ -96,22 +96,6 @@ class StoredChain:
             list(ids),
         )
 
-    async def lose_after(self, kept: Batch) -> None:
-        """Put the chain back to where `kept` was its last batch, as a standby that lagged is."""
-        self.chain.batches = [each for each in self.chain.batches if each.last_id <= kept.last_id]
-        values = kept.chain_id, kept.last_id
-        async with self.admin.transaction():
-            for table in ("chain_page", "chain_batch"):
-                await self.admin.execute(
-                    f"DELETE FROM {table} WHERE chain_id = $1 AND last_id > $2",  # noqa: S608
-                    *values,
-                )
-            await self.admin.execute(
-                "UPDATE chain_head SET last_id = $2, last_seal = $3 WHERE chain_id = $1",
-                *values,
-                kept.seal,
-            )
-
     async def archive_up_to(self, boundary: Batch) -> None:
         """Put a boundary row in the place of `boundary` and everything before it."""
         async with self.admin.transaction():

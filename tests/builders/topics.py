@@ -3,11 +3,12 @@
 import struct
 from collections.abc import Callable, Mapping
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
+from aiokafka.admin import NewTopic
 from aiokafka.record.util import calc_crc32c
 
 from local_stack import KafkaServer
+from tests.opened import administering
 
 _FETCH_BYTES = 16 * 2**20
 """Many of the largest frames at once."""
@@ -30,40 +31,48 @@ async def make_topics(
     configs: Mapping[str, str] | None = None,
 ) -> None:
     """Make topics on the broker at `kafka`; `configs` are their settings by Kafka's names."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
+    async with administering(kafka) as admin:
         await admin.create_topics(
             [
                 NewTopic(name, partitions, copies, topic_configs=dict(configs or {}))
                 for name in names
             ]
         )
-    finally:
-        await admin.close()
+
+
+async def send_records(
+    kafka: object, topic: str, *values: bytes | None, key: bytes | None = None
+) -> None:
+    """Send `values` to partition 0 one after the other, so that each gets the next offset."""
+    async with AIOKafkaProducer(bootstrap_servers=kafka, max_request_size=_FETCH_BYTES) as producer:
+        for value in values:
+            await producer.send_and_wait(topic, value, key=key, partition=0)
+
+
+async def read_topic(kafka: object, topic: str) -> list[ConsumerRecord]:
+    """Return every record that `topic` holds now."""
+    async with AIOKafkaConsumer(
+        topic,
+        bootstrap_servers=kafka,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        check_crcs=True,
+        max_partition_fetch_bytes=_FETCH_BYTES,
+    ) as consumer:
+        partitions = list(consumer.assignment())  # without a group: all of them
+        assert partitions, topic
+        ends = await consumer.end_offsets(partitions)
+        found: list[ConsumerRecord] = []
+        for partition in partitions:
+            while await consumer.position(partition) < ends[partition]:
+                for records in (await consumer.getmany(timeout_ms=500)).values():
+                    found += records
+        return found
 
 
 async def records_of(kafka: object, topic: str) -> list[bytes]:
-    """Return the value of every record of the only partition of `topic`."""
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=kafka,
-        enable_auto_commit=False,
-        check_crcs=True,
-        max_partition_fetch_bytes=_FETCH_BYTES,
-    )
-    partition = TopicPartition(topic, 0)
-    await consumer.start()
-    try:
-        consumer.assign([partition])
-        await consumer.seek_to_beginning(partition)
-        end = (await consumer.end_offsets([partition]))[partition]
-        values: list[bytes] = []
-        while await consumer.position(partition) < end:
-            for records in (await consumer.getmany(timeout_ms=1_000)).values():
-                values += [record.value for record in records]
-        return values
-    finally:
-        await consumer.stop()
+    """Return the value of every record of `topic`."""
+    return [record.value for record in await read_topic(kafka, topic)]
 
 
 def damage_batch(kafka: KafkaServer, topic: str, number: int, *, is_sealed: bool = False) -> None:

@@ -3,7 +3,6 @@
 And a log in memory beside a topic of the real Kafka.
 """
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -12,7 +11,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from aiokafka import AIOKafkaProducer
 from msgspec.structs import replace
 
 from chain_kernel.ports import ChainStore, CheckpointStore, FrameSource, GapSource, KeyStore, Lease
@@ -43,11 +41,12 @@ from sequencer.config import SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
-from tests.builders.topics import make_topics
-from tests.deadlines import deadline
+from tests.builders.topics import make_topics, send_records
+from tests.deadlines import until
 from tests.doubles.hosts import Host, Hosts
 from tests.doubles.wire import Dial, Wire, WiredServer
 from tests.doubles.wired import WiredChainStore, WiredKeyStore, WiredLease, asking_over
+from tests.opened import connected
 from tests.stored_pages import LET_TAMPER
 
 OpenStore = Callable[..., ChainStore]
@@ -146,9 +145,7 @@ class WiredPlace(MemoryPlace):
         return asking_over(sound_wire())
 
     async def until_waiting(self, count: int) -> None:
-        async with deadline():
-            while len(self._server._held) < count:  # noqa: ASYNC110 - there is no event
-                await asyncio.sleep(0.01)
+        await until(lambda: len(self._server._held) >= count)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[object]:
@@ -193,10 +190,8 @@ class PostgresPlace:
 
     async def until_waiting(self, count: int) -> None:
         # The view of activities would stay the same within the transaction of `hold_commits`.
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        async with deadline():
-            while await self._admin.fetchval(waiting) < count:  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.01)
+        waiting = "SELECT count(*) >= $1 FROM pg_locks WHERE NOT granted"
+        await until(lambda: self._admin.fetchval(waiting, count))
 
     async def ask_to_step_down(self) -> None:
         await self._admin.execute("UPDATE chain_lease SET step_down = true WHERE chain_id = 1")
@@ -212,12 +207,9 @@ class PostgresPlace:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[object]:
-        connection = await asyncpg.connect(self._role_dsn(RECEIVER_WRITER))
-        try:
-            async with connection.transaction():
-                yield connection
-        finally:
-            await connection.close()
+        dsn = self._role_dsn(RECEIVER_WRITER)
+        async with connected(dsn) as connection, connection.transaction():
+            yield connection
 
 
 Place = MemoryPlace | PostgresPlace
@@ -336,13 +328,5 @@ async def topic(
     kafka = request.getfixturevalue("kafka_server").bootstrap
     name = f"contract-{secrets.token_hex(4)}"
     await make_topics(kafka, name)
-    producer = AIOKafkaProducer(bootstrap_servers=kafka)
-    await producer.start()
-
-    async def send(values: Sequence[bytes]) -> None:
-        for value in values:
-            await producer.send_and_wait(name, value, partition=0)
-
     config = KafkaSourceConfig(kafka=kafka, topic=name)
-    yield lambda: KafkaFrameSource(config), send
-    await producer.stop()
+    yield lambda: KafkaFrameSource(config), lambda values: send_records(kafka, name, *values)

@@ -4,7 +4,6 @@ import secrets
 from collections.abc import AsyncIterator
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from chain_kernel.errors import RetryError, TopicError
 from chain_kernel.ports import FrameSink
@@ -16,6 +15,7 @@ from sequencer.stores.shared_producer import SharedProducer
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
 from tests.doubles.wired import WiredFrameSink
+from tests.opened import administering
 
 from .conftest import sound_wire
 
@@ -51,12 +51,8 @@ class KafkaPlace:
         await make_topics(self._kafka, self.name)
 
     async def delete(self) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._kafka)
-        await admin.start()
-        try:
+        async with administering(self._kafka) as admin:
             await admin.delete_topics([self.name])
-        finally:
-            await admin.close()
 
 
 @pytest.fixture(params=["memory", "wired", "kafka", "kafka, shared"])

@@ -33,7 +33,7 @@ QUICK: dict[str, Any] = {
 
 
 async def create_chain(
-    postgres: PostgresServer, database: str, kafka: Kafka, chain_id: int, **settings: Any
+    postgres: PostgresServer, database: str, kafka: Kafka, chain_id: int = 1, **settings: Any
 ) -> Chain:
     """Make a chain with its topic."""
     return await created_chain.create_chain(
@@ -47,7 +47,7 @@ async def create_chain(
 
 
 async def create_chain_on_pair(
-    pair: ServerPair, kafka: Kafka, chain_id: int, **settings: Any
+    pair: ServerPair, kafka: Kafka, chain_id: int = 1, **settings: Any
 ) -> Chain:
     """Make a database, and a chain in it, on a primary that waits for its standby from then on."""
     name = f"orders_{secrets.token_hex(8)}"  # the topic's too, and the broker outlives the test

@@ -5,6 +5,7 @@ import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -102,13 +103,7 @@ def make_chain(
     postgres_server: PostgresServer, database_name: str, kafka_server: KafkaServer
 ) -> MakeChain:
     """Make chains on the servers of the whole run, which are not to be broken."""
-
-    async def make(chain_id: int = 1, **settings: object) -> Chain:
-        return await create_chain(
-            postgres_server, database_name, kafka_server, chain_id, **settings
-        )
-
-    return make
+    return partial(create_chain, postgres_server, database_name, kafka_server)
 
 
 @pytest.fixture
@@ -121,11 +116,7 @@ def server_pair(server_folder: Path) -> Iterator[ServerPair]:
 @pytest.fixture
 def chain_on_server_pair(server_pair: ServerPair, kafka_server: KafkaServer) -> MakeChain:
     """Make chains on a primary whose commits wait for its standby; sequencers know both hosts."""
-
-    async def make(chain_id: int = 1, **settings: object) -> Chain:
-        return await create_chain_on_pair(server_pair, kafka_server, chain_id, **settings)
-
-    return make
+    return partial(create_chain_on_pair, server_pair, kafka_server)
 
 
 @pytest.fixture
@@ -145,13 +136,7 @@ def chain_on_breakable_postgres(
     postgres_to_break: PostgresServer, database_to_break: str, kafka_server: KafkaServer
 ) -> MakeChain:
     """Make chains in a fresh database of the PostgreSQL that may be broken."""
-
-    async def make(chain_id: int = 1, **settings: object) -> Chain:
-        return await create_chain(
-            postgres_to_break, database_to_break, kafka_server, chain_id, **settings
-        )
-
-    return make
+    return partial(create_chain, postgres_to_break, database_to_break, kafka_server)
 
 
 @pytest.fixture
@@ -159,13 +144,7 @@ def chain_on_breakable_servers(
     postgres_to_break: PostgresServer, database_to_break: str, kafka_to_break: KafkaServer
 ) -> MakeChain:
     """Make chains on a PostgreSQL and a Kafka both of which may be broken."""
-
-    async def make(chain_id: int = 1, **settings: object) -> Chain:
-        return await create_chain(
-            postgres_to_break, database_to_break, kafka_to_break, chain_id, **settings
-        )
-
-    return make
+    return partial(create_chain, postgres_to_break, database_to_break, kafka_to_break)
 
 
 @pytest.fixture
@@ -180,13 +159,7 @@ def chain_on_three_brokers(
     postgres_to_break: PostgresServer, database_to_break: str, three_brokers: Brokers
 ) -> MakeChain:
     """Make chains whose topic has a copy on each of three brokers."""
-
-    async def make(chain_id: int = 1, **settings: object) -> Chain:
-        return await create_chain(
-            postgres_to_break, database_to_break, three_brokers, chain_id, **settings
-        )
-
-    return make
+    return partial(create_chain, postgres_to_break, database_to_break, three_brokers)
 
 
 @pytest.fixture
@@ -194,13 +167,7 @@ def chain_on_breakable_kafka(
     postgres_server: PostgresServer, database_name: str, kafka_to_break: KafkaServer
 ) -> MakeChain:
     """Make chains whose topic is on the Kafka that may be broken."""
-
-    async def make(chain_id: int = 1, **settings: object) -> Chain:
-        return await create_chain(
-            postgres_server, database_name, kafka_to_break, chain_id, **settings
-        )
-
-    return make
+    return partial(create_chain, postgres_server, database_name, kafka_to_break)
 
 
 @pytest.fixture

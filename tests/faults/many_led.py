@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-import asyncpg
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
@@ -30,6 +29,7 @@ from chain_kernel.sql import SEQUENCER_WRITER
 from chainctl.admin import apply_schema
 from local_stack import LocalStack
 from tests.builders.topics import make_topics
+from tests.opened import connected
 
 INTAKE: Final = "in.{chain}"
 TOPICS_AT_ONCE: Final = 50
@@ -90,16 +90,13 @@ class Fleet:
 
     async def create(self) -> None:
         """Make the chains, and two topics for each."""
-        connection = await asyncpg.connect(self._database)
-        try:
+        async with connected(self._database) as connection:
             identity = await connection.fetchval("SELECT database_id FROM schema_version")
             for each in range(1, self.chains + 1):  # each its own transaction, for its locks
                 await connection.execute(
                     "SELECT chain_create($1, $2, $3, 0, $4)",
                     each, genesis_seal(identity, each), default_topic(each), 2**23,
                 )  # fmt: skip
-        finally:
-            await connection.close()
         names = [default_topic(each) for each in range(1, self.chains + 1)]
         names += [INTAKE.replace("{chain}", str(each)) for each in range(1, self.chains + 1)]
         kafka = KafkaConfig.of(self._kafka)
@@ -135,15 +132,12 @@ class Fleet:
 
     async def look(self) -> Report:
         """Return what happened since the last look."""
-        connection = await asyncpg.connect(self._database)
-        try:
+        async with connected(self._database) as connection:
             led, epochs = await connection.fetchrow(
                 "SELECT count(*) FILTER (WHERE beat_at > clock_timestamp() - make_interval("
                 "secs => $1) AND NOT released AND epoch > 0), sum(epoch) FROM chain_lease",
                 self._lease,
             )
-        finally:
-            await connection.close()
         rises, self._epochs = int(epochs) - self._epochs, int(epochs)
         late, self._late_ms = sorted(self._late_ms), []
         now = time.monotonic()
@@ -301,9 +295,8 @@ async def fleet_in(directory: Path, chains: int, lease: float) -> AsyncIterator[
     stack.up()
     try:
         environment = stack.environment()
-        connection = await asyncpg.connect(environment["CHAINCTL_DATABASE"])
-        await apply_schema(connection)
-        await connection.close()
+        async with connected(environment["CHAINCTL_DATABASE"]) as connection:
+            await apply_schema(connection)
         fleet = Fleet(
             environment["CHAINCTL_DATABASE"], stack.dsn(SEQUENCER_WRITER),
             environment["CHAINCTL_KAFKA"], chains, lease, directory,

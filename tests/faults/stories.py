@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import asyncpg
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 
 from chain_kernel.sql import OWNER, SCHEMA_VERSION
 from chainctl.database import Connection, connected_to
@@ -16,8 +14,9 @@ from chainctl.schema.parts import PARTS, Migration, UpgradeStep, Version, apply_
 from local_stack import PostgresServer
 from tests.builders.created_chain import Chain
 from tests.builders.logical_replica import LogicalReplica
-from tests.builders.topics import make_topics
+from tests.builders.topics import make_topics, send_records
 from tests.deadlines import deadline, in_time
+from tests.opened import administering
 
 from .inspector import inspect
 from .rounds import Round
@@ -306,18 +305,13 @@ async def applied(connection: Connection, steps: Sequence[UpgradeStep], version:
 
 
 async def delete_topic(it: Round, name: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=it.kafka.bootstrap)
-    await admin.start()
-    try:
+    async with administering(it.kafka.bootstrap) as admin:
         await admin.delete_topics([name])
-    finally:
-        await admin.close()
 
 
 async def send_orders(it: Round, topic: str, what: str, count: int) -> None:
-    async with AIOKafkaProducer(bootstrap_servers=it.kafka.bootstrap) as producer:
-        for number in range(count):
-            await producer.send_and_wait(topic, b"order", key=f"{what} {number}".encode())
+    for number in range(count):
+        await send_records(it.kafka.bootstrap, topic, b"order", key=f"{what} {number}".encode())
 
 
 @asynccontextmanager

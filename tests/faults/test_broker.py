@@ -6,9 +6,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from random import Random
 from typing import Any
 
-import asyncpg
 import pytest
-from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
@@ -30,8 +28,9 @@ from sequencer import (
 )
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
-from tests.builders.topics import make_topics
-from tests.deadlines import deadline
+from tests.builders.topics import make_topics, send_records
+from tests.deadlines import deadline, until
+from tests.opened import administering, connected
 
 from .addresses import proxy_before
 from .conftest import MakeChain
@@ -74,13 +73,6 @@ async def submit_each(sequencer: Sequencer, orders: list[Order]) -> None:
     for order in orders:
         async with deadline(SUBMIT_SECONDS):
             await sequencer.submit(order.key, order.payload)
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Wait for what only a counter shows."""
-    async with deadline():
-        while not happened():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 async def until_published(sequencer: Sequencer) -> None:
@@ -159,8 +151,7 @@ async def test_standby_that_takes_over_while_the_broker_is_away_reads_the_topic_
         taking = asyncio.create_task(intake.run())
         await until(lambda: intake.stats().interruptions > 0 or taking.done())
         await asyncio.to_thread(kafka_to_break.start)
-        async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
-            await producer.send_and_wait(topic.topic, b"order", key=b"key")
+        await send_records(kafka, topic.topic, b"order", key=b"key")
         await until(lambda: intake.stats().records > 0 or taking.done())
         intake.stop()
         await taking
@@ -183,9 +174,8 @@ async def test_intakes_with_one_consumer_take_all_after_a_broker_that_was_away(
     ]
 
     async def send(key: bytes) -> None:
-        async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
-            for number, topic in enumerate(topics):
-                await producer.send_and_wait(topic.topic, b"order", key=b"%d-%s" % (number, key))
+        for number, topic in enumerate(topics):
+            await send_records(kafka, topic.topic, b"order", key=b"%d-%s" % (number, key))
 
     await make_topics(kafka, *(topic.topic for topic in topics))
     config = chain.with_settings(standby=True)
@@ -275,12 +265,8 @@ async def test_topic_that_goes_under_a_leader_is_an_error_until_it_is_back(
 
 
 async def change_topics(chain: Chain, act: Callable[[AIOKafkaAdminClient], Awaitable[Any]]) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=chain.config.kafka)
-    await admin.start()
-    try:
+    async with administering(chain.config.kafka) as admin:
         await act(admin)
-    finally:
-        await admin.close()
 
 
 async def test_broker_that_is_slow_slows_the_commits_and_no_row_is_skipped(
@@ -350,9 +336,8 @@ async def test_stop_while_the_broker_is_frozen_ends_in_time_and_a_restart_publis
     async with deadline():
         await opening.__aexit__(None, None, None)
     # It has committed all, so a standby leads at once, whatever is not published yet.
-    connection = await asyncpg.connect(chain.database)
-    assert await connection.fetchval("SELECT released FROM chain_lease")
-    await connection.close()
+    async with connected(chain.database) as connection:
+        assert await connection.fetchval("SELECT released FROM chain_lease")
     kafka_to_break.thaw()
     async with opened(chain.config) as sequencer:
         await until_published(sequencer)
@@ -399,16 +384,12 @@ async def test_broken_connections_to_the_broker_lose_nothing(
 
 
 async def set_topic_limit(kafka: KafkaServer, topic: str, bytes_max: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-    await admin.start()
-    try:
+    async with administering(kafka.bootstrap) as admin:
         resource = ConfigResource(
             ConfigResourceType.TOPIC, topic, configs={"max.message.bytes": str(bytes_max)}
         )
         for response in await admin.alter_configs([resource]):
             assert all(entry[0] == 0 for entry in response.resources), response
-    finally:
-        await admin.close()
 
 
 async def test_topic_limit_lowered_at_run_time_is_met_by_smaller_frames(

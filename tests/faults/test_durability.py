@@ -18,7 +18,8 @@ from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.builders.standbys import standby_of
-from tests.deadlines import deadline, in_time
+from tests.deadlines import deadline, in_time, until
+from tests.opened import connected
 
 from .conftest import MakeChain
 from .inspector import inspect
@@ -54,22 +55,17 @@ class Settings:
 
 @pytest.fixture
 async def settings(postgres_to_break: PostgresServer) -> AsyncIterator[Settings]:
-    connection = await asyncpg.connect(postgres_to_break.dsn(SUPERUSER))
-    # What changes settings must not wait for a standby that is gone.
-    await connection.execute("SET synchronous_commit = 'local'")
-    settings = Settings(connection)
-    yield settings
-    if connection.is_closed():
-        connection = await asyncpg.connect(postgres_to_break.dsn(SUPERUSER))
-        settings = Settings(connection)
-    await settings.reset()
-    await connection.close()
+    async with connected(postgres_to_break.dsn(SUPERUSER)) as connection:
+        # What changes settings must not wait for a standby that is gone.
+        await connection.execute("SET synchronous_commit = 'local'")
+        yield Settings(connection)
+    # That one may be lost.
+    async with connected(postgres_to_break.dsn(SUPERUSER)) as connection:
+        await Settings(connection).reset()
 
 
 async def until_a_commit_waits(settings: Settings) -> None:
-    async with deadline():
-        while not await settings.connection.fetchval(WAITING):
-            pass
+    await until(lambda: settings.connection.fetchval(WAITING))
 
 
 @asynccontextmanager
@@ -140,18 +136,15 @@ async def test_commit_whose_wait_was_cancelled_is_acknowledged_once_the_standby_
         standby.freeze()
         calls, tasks = await submit_until_one_waits(sequencer, settings, 100)
         await settings.connection.execute(CANCELLED)
-        async with deadline():
-            while sequencer.stats().unknown_outcomes == 0:  # noqa: ASYNC110 - only it shows it
-                await asyncio.sleep(0)
+        await until(lambda: sequencer.stats().unknown_outcomes != 0)
         await until_a_commit_waits(settings)
         assert not tasks[-1].done()
         standby.thaw()
         acks = await in_time(tasks[-1])
         # What is acknowledged survives the loss of the primary at this very moment.
         await asyncio.to_thread(standby.execute, "SELECT pg_promote()")
-        promoted = await asyncpg.connect(standby.dsn(SUPERUSER, database))
-        ids = {row[0] for row in await promoted.fetch("SELECT id FROM chain_event")}
-        await promoted.close()
+        async with connected(standby.dsn(SUPERUSER, database)) as promoted:
+            ids = {row[0] for row in await promoted.fetch("SELECT id FROM chain_event")}
     assert {ack.id for ack in acks} <= ids
     assert len(acks) == len(calls[-1])
 
@@ -168,9 +161,7 @@ async def test_take_over_that_was_given_up_and_lands_later_does_not_fence_the_on
         submitted = asyncio.create_task(sequencer.submit("after", b""))
         # The first try waits in its COMMIT for the standby, the next one for the row it holds.
         await until_a_commit_waits(settings)
-        async with deadline():
-            while not await settings.connection.fetchval(BLOCKED):
-                pass
+        await until(lambda: settings.connection.fetchval(BLOCKED))
         await settings.reset()
         after = await in_time(submitted)
     assert after.pid == before.id

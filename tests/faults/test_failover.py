@@ -9,7 +9,7 @@ import pytest
 from local_stack import PostgresServer
 from sequencer import open_sequencer
 from tests.builders.created_chain import Chain
-from tests.deadlines import deadline, stretched
+from tests.deadlines import deadline, stretched, until
 
 from .addresses import through
 from .client import Client
@@ -31,12 +31,10 @@ async def start_pair(chain: Chain, start_worker: StartWorker) -> tuple[Worker, W
 async def until_looking(chain: Chain) -> None:
     """Wait until a second store looks at the chain: the standby's."""
     statement = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "SELECT count(*) >= 2 FROM pg_stat_activity WHERE datname = current_database() "
         "AND application_name = 'orderchain sequencer ' || $1::int AND state = 'idle'"
     )
-    async with deadline():
-        while await chain.value(statement, chain.chain_id) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await until(lambda: chain.value(statement, chain.chain_id))
 
 
 @pytest.mark.guarantee("G3")
@@ -158,9 +156,7 @@ async def test_leader_whose_database_was_away_for_longer_than_a_lease_goes_on(
     standby = open_sequencer(chain.with_settings(standby=True, owner="standby"))
     async with open_sequencer(chain.config) as leader:
         waiting = asyncio.create_task(standby.__aenter__())
-        async with deadline():
-            while not standby._store.line.is_open:  # type: ignore[attr-defined]  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until(lambda: standby._store.line.is_open)  # type: ignore[attr-defined]
         await asyncio.to_thread(postgres_to_break.stop)
         await asyncio.sleep(1.5 * lease_seconds)  # the database's silence, not the leader's
         await asyncio.to_thread(postgres_to_break.start)

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from sequencer import Ack, Order, open_sequencer
 from tests.builders.created_chain import Chain
+from tests.builders.topics import send_records
 from tests.judge.rules import Diverged
 
 from .conftest import MakeChain
@@ -140,7 +140,6 @@ async def test_inspector_finds_a_foreign_frame(make_chain: MakeChain) -> None:
     await inspect(chain)
     record = (await chain.records())[-1]
     foreign = record[:-1] + bytes([record[-1] ^ 1])
-    async with AIOKafkaProducer(bootstrap_servers=chain.config.kafka) as producer:
-        await producer.send_and_wait(chain.topic, foreign)
+    await send_records(chain.config.kafka, chain.topic, foreign)
     with pytest.raises(AssertionError, match="G2"):
         await inspect_topic(chain)

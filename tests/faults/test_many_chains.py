@@ -13,44 +13,22 @@ from chain_kernel.clients.database_config import PINNED
 from chain_kernel.clients.session import ONE_CHAIN_SETTINGS
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import (
-    AUDITOR,
-    GAP_READER,
     LOGIN_ROLES,
     parse_sql,
     schema_sql,
     with_constant,
 )
-from chainctl.console.state_reader import StateReader
-from chainctl.settings import Settings
-from gapfill import GapReader, GapReaderConfig
-from local_stack import KafkaServer, PostgresServer, PostgresServerConfig
+from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
-from sequencer import open_sequencer
-from tests.builders.created_chain import Chain
-from tests.builders.orders import make_orders
-from tests.command_call import call_here
+from tests.opened import connected
 from tests.pages import ROOT
-
-from .chains import create_chain
-from .inspector import inspect
 
 CHAINS = 100
 OURS = 50
-ORDERS = 50
 TIMES = 10
 """At its sixth call a statement would get a plan for any value: the server tries one then."""
 
-COMMANDS = (
-    ["status", "--chain", OURS],
-    ["lag", "--chain", OURS],
-    ["tail", "--chain", OURS],
-    ["show", "1", "--chain", OURS],
-    ["sizes"],
-    ["doctor"],
-    ["chain", "list"],
-    ["verify", "--local", "--source", "database", "--chain", OURS],
-)
 
 PACKAGES = ("chain_verifier", "chainctl", "gapfill", "matcher_receiver", "sequencer")
 PIPELINE = ("commit_batch", "commit_page", "commit_row", "save_mark", "save_reject")
@@ -100,22 +78,6 @@ def server(server_folder: Path) -> Iterator[PostgresServer]:
 
 
 @pytest.mark.nightly
-def test_statements_of_one_chain_lock_no_partition_of_another(
-    server: PostgresServer, kafka_server: KafkaServer, tmp_path: Path
-) -> None:
-    asyncio.run(_use(server, kafka_server))
-    settings = {
-        "CHAINCTL_DATABASE": server.dsn(AUDITOR, "many"),
-        "CHAINCTL_GAP_DATABASE": server.dsn(GAP_READER, "many"),
-        "CHAINCTL_KAFKA": kafka_server.bootstrap,
-    }
-    for arguments in COMMANDS:
-        done = call_here(arguments, settings, tmp_path)
-        assert done.code in (0, 1), (arguments, done)
-        assert "shared memory" not in done.out
-
-
-@pytest.mark.nightly
 def test_each_statement_called_ten_times_locks_no_partition_of_another_chain(
     server: PostgresServer,
 ) -> None:
@@ -123,15 +85,12 @@ def test_each_statement_called_ten_times_locks_no_partition_of_another_chain(
 
     async def look() -> tuple[dict[str, int], dict[str, int]]:
         await _create_others(server.dsn(SUPERUSER, "many"), ours=True)
-        connection = await asyncpg.connect(server.dsn(SUPERUSER, "many"), statement_cache_size=0)
-        try:
+        async with connected(server.dsn(SUPERUSER, "many"), statement_cache_size=0) as connection:
             found = {name: await _strange(connection, *how) for name, how in _statements()}
             careless = {
                 name: await _strange(connection, text, {"plan_cache_mode": "auto"})
                 for name, text in parse_sql((ROOT / "gapfill/queries.sql").read_text()).items()
             }
-        finally:
-            await connection.close()
         return found, careless
 
     found, careless = asyncio.run(look())
@@ -198,19 +157,9 @@ async def _strange(connection: asyncpg.Connection, text: str, settings: dict[str
         await connection.execute("DEALLOCATE ALL")
 
 
-async def _use(server: PostgresServer, kafka: KafkaServer) -> None:
-    await _create_others(server.dsn(SUPERUSER, "many"))
-    chain = await create_chain(server, "many", kafka, OURS, commit_seconds=10.0, lease_seconds=20.0)
-    with pytest.raises(asyncpg.OutOfMemoryError, match="shared memory"):
-        await chain.fetch("SELECT FROM chain_page")
-    await _fill(server, await _lead(chain))
-    await _look(server)
-
-
 async def _create_others(dsn: str, *, ours: bool = False) -> None:
     """Create the other chains, or all, each with pages, so that each has a rate for `sizes`."""
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn) as connection:
         identity = await connection.fetchval("SELECT database_id FROM schema_version")
         for number in range(1, CHAINS + 1):
             if ours or number != OURS:
@@ -219,39 +168,3 @@ async def _create_others(dsn: str, *, ours: bool = False) -> None:
                     number, genesis_seal(identity, number), f"many.{number}", 2**23,
                 )  # fmt: skip
                 await connection.execute("SELECT chain_page_extend($1, $2)", number, 2**24)
-    finally:
-        await connection.close()
-
-
-async def _lead(chain: Chain) -> int:
-    orders = make_orders(ORDERS)
-    async with open_sequencer(chain.config) as sequencer:
-        for order in orders:
-            await sequencer.submit_many([order])
-    for _ in range(2):
-        await chain.fetch("UPDATE chain_head SET published_id = 0 WHERE chain_id = 50")
-        async with open_sequencer(chain.config) as sequencer:
-            for order in orders[:TIMES]:
-                await sequencer.submit_many([order])
-    rows = await inspect(chain)
-    return rows[-1].id
-
-
-async def _fill(server: PostgresServer, until_id: int) -> None:
-    config = GapReaderConfig(chain_id=OURS, database=server.dsn(GAP_READER, "many"), page_rows=5)
-    async with GapReader(config) as reader:
-        start = (await reader.standing(0)).mark
-        assert start is not None
-        found = [event.id async for run in reader.runs(start, until_id) for event in run.events]
-    assert len(found) == ORDERS
-
-
-async def _look(server: PostgresServer) -> None:
-    reader = StateReader(Settings(database=server.dsn(AUDITOR, "many")), None)
-    try:
-        for _ in range(TIMES):
-            for part in (reader._chains, reader._ledger, reader._verified):
-                part.due = 0.0
-            assert len((await reader.read()).chains) == CHAINS
-    finally:
-        await reader.close()

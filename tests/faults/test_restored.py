@@ -15,7 +15,6 @@ from unittest.mock import patch
 import asyncpg
 import msgspec
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clock import SystemClock
@@ -36,6 +35,7 @@ from matcher_receiver import (
 from sequencer import Order, SequencerConfig, SequencerTuning, open_sequencer
 from tests.builders.created_chain import Chain
 from tests.builders.standbys import ServerPair
+from tests.builders.topics import send_records
 from tests.deadlines import deadline
 from tests.lanes import at_night
 from tests.tuned import tuned
@@ -100,13 +100,7 @@ async def head_of(chain: Chain) -> int:
 
 async def send_again(chain: Chain, records: list[bytes]) -> None:
     """Publish frames of the lost life once more, as a retry of its leader would."""
-    producer = AIOKafkaProducer(bootstrap_servers=chain.config.kafka)
-    await producer.start()
-    try:
-        for record in records:
-            await producer.send_and_wait(chain.topic, record, partition=0)
-    finally:
-        await producer.stop()
+    await send_records(chain.config.kafka, chain.topic, *records)
 
 
 class LostLife:

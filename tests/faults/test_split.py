@@ -17,7 +17,7 @@ from local_stack import KafkaServer
 from sequencer import open_sequencer, open_sequencers
 from tests.builders.created_chain import Chain
 from tests.builders.standbys import ServerPair
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.tuned import tuned
 
 from .chains import create_chain, promoted, require_whole
@@ -93,9 +93,7 @@ async def test_key_that_only_the_old_primary_has_is_acknowledged_with_a_row_of_t
     await answered(lost, "before")
     await asyncio.to_thread(server_pair.standby.stop)
     await lost.submit(["K"])
-    async with deadline():
-        while not await chain.value(WAITING):
-            pass
+    await until(lambda: chain.value(WAITING))
     await lost.kill()
     await asyncio.to_thread(server_pair.primary.kill)
     await asyncio.to_thread(server_pair.standby.start)

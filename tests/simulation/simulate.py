@@ -1,7 +1,5 @@
 """Lives through as many worlds as asked for: `make simulate SEEDS=10000`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """The guide's example does what it says."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -5,8 +5,6 @@ goes on with what there is now. No id that a lost row had is given out again, al
 were lost with it, the broker is away, and clocks step back.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import cache
 from random import Random

@@ -1,7 +1,5 @@
 """The simulation finds what it is there to find: each wrong done to the engine is noticed."""
 
-from __future__ import annotations
-
 import pytest
 
 from .mutations import MUTATIONS, Mutation

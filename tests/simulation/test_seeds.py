@@ -3,8 +3,6 @@
 `make simulate SEEDS=n` lives through more of them.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Virtual time, and the processes that live in it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Wires and links: what they lose, and what arrives all the same."""
 
-from __future__ import annotations
-
 import asyncio
 from random import Random
 

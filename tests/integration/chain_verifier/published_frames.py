@@ -7,16 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import asyncpg
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from chain_kernel.frame import encode_frame
 from chain_kernel.testing.memory_chain import frame_header, heartbeat_header
 from chain_verifier.config import CONNECT_SECONDS, TopicSource
-from tests.builders.topics import make_topics
+from tests.builders.topics import make_topics, send_records
 from tests.deadlines import stretched
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, events_of
+from tests.opened import administering, connected
 
 NONCE = bytes(range(16))
 FRAME_KEY = bytes(range(32))
@@ -48,13 +48,10 @@ async def begin_term(connection: asyncpg.Connection, chain_id: int = CHAIN_ID) -
 
 async def frames_of(dsn: str, rows: Sequence[Row]) -> list[bytes]:
     """One frame a batch of the database at `dsn`, with its true seals."""
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn) as connection:
         batches = await connection.fetch(
             "SELECT * FROM chain_batch WHERE chain_id = $1 ORDER BY last_id", CHAIN_ID
         )
-    finally:
-        await connection.close()
     frames = []
     for before, batch in pairwise(batches):
         of_batch = [row for row in rows if batch["first_id"] <= (row.id or 0) <= batch["last_id"]]
@@ -68,17 +65,6 @@ async def frames_of(dsn: str, rows: Sequence[Row]) -> list[bytes]:
             )
         )
     return frames
-
-
-async def publish(servers: str, topic: str, records: Sequence[bytes]) -> None:
-    """Send `records` one after the other, so that each gets the next offset."""
-    producer = AIOKafkaProducer(bootstrap_servers=servers, max_request_size=2**20)
-    await producer.start()
-    try:
-        for record in records:
-            await producer.send_and_wait(topic, record, partition=0)
-    finally:
-        await producer.stop()
 
 
 class Topic:
@@ -102,17 +88,13 @@ class Topic:
         )
 
     def send(self, *records: bytes) -> None:
-        asyncio.run(publish(self.servers, self.name, records))
+        asyncio.run(send_records(self.servers, self.name, *records))
 
     def remove_before(self, offset: int) -> None:
         """Do what retention does."""
         asyncio.run(self._remove(offset))
 
     async def _remove(self, offset: int) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.servers)
-        await admin.start()
-        try:
+        async with administering(self.servers) as admin:
             place = TopicPartition(self.name, 0)
             await admin.delete_records({place: RecordsToDelete(before_offset=offset)})
-        finally:
-            await admin.close()

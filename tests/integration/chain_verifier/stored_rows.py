@@ -15,6 +15,7 @@ from chain_kernel.testing.memory_chain import sealed
 from chain_verifier.verified_mark import set_mark
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, events_of
 from tests.integration.chain_verifier.published_frames import begin_term
+from tests.opened import connected
 from tests.stored_pages import execute, store_rows
 
 PARTITION_IDS = 200
@@ -49,8 +50,7 @@ async def store(
     dsn: str, rows: Sequence[Row], batch_rows: int = BATCH_ROWS, partition_ids: int = PARTITION_IDS
 ) -> None:
     """Create the chain and commit `rows`; the epoch rises once, half way."""
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn) as connection:
         database_id = await connection.fetchval("SELECT database_id FROM schema_version")
         seal = genesis_seal(database_id, CHAIN_ID)
         await connection.execute(
@@ -62,8 +62,6 @@ async def store(
             epoch = 1 if number < len(batches) // 2 else 2
             committed_at = _FIRST_COMMIT + timedelta(seconds=number)
             seal = await _commit(connection, batch, seal, epoch, committed_at)
-    finally:
-        await connection.close()
 
 
 def mark_up_to(dsn: str, after_id: int, until_id: int, verified_by: str = "eve") -> bool:
@@ -75,12 +73,9 @@ def mark_up_to(dsn: str, after_id: int, until_id: int, verified_by: str = "eve")
 
 
 async def _seal_at(dsn: str, last_id: int) -> bytes:
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn) as connection:
         query = "SELECT seal FROM chain_batch WHERE chain_id = $1 AND last_id = $2"
         return await connection.fetchval(query, CHAIN_ID, last_id) or b""
-    finally:
-        await connection.close()
 
 
 async def archive(dsn: str, boundary_id: int) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-import asyncpg
 import pytest
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
@@ -19,6 +18,7 @@ from chain_verifier.report import ChainsReport, Report, Unverified, Verdict
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.verify import verify, verify_chains
 from tests.builders.stored_chain import StoredChain
+from tests.opened import connected
 from tests.stored_pages import LET_LACK_VALUES, execute
 
 Harm = Callable[[Batch], tuple[str, ...]]
@@ -123,10 +123,9 @@ async def store(dsn: str, kinds: Iterable[Kind]) -> dict[int, Kind]:
 
     Return what is wrong with which.
     """
-    connection = await asyncpg.connect(dsn)
     harmed: dict[int, Kind] = {}
     statements = [LET_LACK_VALUES]
-    try:
+    async with connected(dsn) as connection:
         await StoredChain.create(connection, EMPTY)
         whole = await StoredChain.create(connection, WHOLE)
         archived = await StoredChain.create(connection, ARCHIVED)
@@ -142,8 +141,6 @@ async def store(dsn: str, kinds: Iterable[Kind]) -> dict[int, Kind]:
             batches = [await stored.commit(BATCH_ROWS) for _ in range(BATCHES)]
             statements += HARMS[kind](batches[2])
             harmed[number] = kind
-    finally:
-        await connection.close()
     await execute(dsn, *statements)
     return harmed
 

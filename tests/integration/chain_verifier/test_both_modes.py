@@ -37,18 +37,13 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.own_session import LEAVING_OUT, LEAVING_OUT_OF_HIVE, own_session
 from chain_verifier.spark.verify import verify
-from tests.integration.chain_verifier.agreement import verified_by_both
-from tests.integration.chain_verifier.parquet_layouts import OTHER_LAYOUTS, write_layout
-from tests.integration.chain_verifier.planted_faults import (
-    CHAIN_ID,
-    Row,
-    chain_of,
-    head_of,
-    write_journal,
-)
-from tests.integration.chain_verifier.stored_rows import store
 from tests.lanes import at_night
 from tests.stored_pages import execute
+
+from .agreement import verified_by_both
+from .parquet_layouts import OTHER_LAYOUTS, write_layout
+from .planted_faults import CHAIN_ID, Row, chain_of, head_of, write_journal
+from .stored_rows import store
 
 ROWS = chain_of(random.Random(11), 60)
 HEAD = head_of(ROWS)

@@ -14,15 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_verifier.config import JournalSource, VerifyRequest
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.report import Report, Verdict
-from tests.integration.chain_verifier.agreement import verified_by_both
-from tests.integration.chain_verifier.planted_faults import (
-    CHAIN_ID,
-    Row,
-    chain_of,
-    head_of,
-    id_of,
-    write_journal,
-)
+
+from .agreement import verified_by_both
+from .planted_faults import CHAIN_ID, Row, chain_of, head_of, id_of, write_journal
 
 Compare = Callable[[Sequence[Row], Sequence[Row]], Report]
 

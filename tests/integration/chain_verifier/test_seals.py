@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
@@ -30,14 +29,12 @@ from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report
 from chain_verifier.spark.finding_frame import write_findings
 from chain_verifier.spark.verify import verify
-from tests.integration.chain_verifier.agreement import verified_by_both
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
-from tests.integration.chain_verifier.stored_rows import (
-    batches_of,
-    seal_of,
-    store,
-)
+from tests.opened import connected
 from tests.stored_pages import LET_TAMPER, execute
+
+from .agreement import verified_by_both
+from .planted_faults import CHAIN_ID, Row, chain_of, head_of
+from .stored_rows import batches_of, seal_of, store
 
 Verified = Callable[..., Report]
 Execute = Callable[..., object]
@@ -184,6 +181,10 @@ HARMS: dict[str, tuple[list[str], set[Finding]]] = {
             finding(Kind.HEAD_SEAL, id=HEAD, until_id=HEAD),
         },
     ),
+    "another number of rows": (
+        [entry(3, "row_count = row_count + 1")],
+        {finding(Kind.BATCH_COUNT, **ends(3), count=10, expected_count=11)},
+    ),
     "times that no commit has": (
         [entry(n, f"committed_at = '{time}'") for n, time in
          ((0, "infinity"), (2, "-infinity"), (4, "290000-01-01"))],
@@ -303,8 +304,7 @@ async def _head_seal(dsn: str) -> bytes:
 
 async def _rewrite(dsn: str, first: int) -> None:
     """Change a row of a batch, and every seal from there on: only the tables' owner can do that."""
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn) as connection:
         stored = await connection.fetch("SELECT * FROM chain_batch ORDER BY last_id")
         seal, number = stored[first]["seal"], first  # the genesis is before the first batch
         await connection.execute(LET_TAMPER)
@@ -319,8 +319,6 @@ async def _rewrite(dsn: str, first: int) -> None:
                 "UPDATE chain_batch SET seal = $1 WHERE last_id = $2", seal, entry["last_id"]
             )
         await connection.execute("UPDATE chain_head SET last_seal = $1", seal)
-    finally:
-        await connection.close()
 
 
 async def _exports(dsn: str) -> list[KeptSeal]:

@@ -27,9 +27,10 @@ from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
+from tests.builders.topics import send_records
 from tests.certificates import HOST, Authority
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
-from tests.integration.chain_verifier.published_frames import frames_of, publish
+from tests.integration.chain_verifier.published_frames import frames_of
 from tests.integration.chain_verifier.stored_rows import store
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, TOPIC, SecuredKafka
 from tests.secured_postgres import CERTIFIED, SecuredPostgres, secured_postgres_in
@@ -76,7 +77,7 @@ def stored(
     topic = f"{PREFIX}{secrets.token_hex(6)}"
     secured_kafka.make_topic(topic)
     frames = asyncio.run(frames_of(database, ROWS))
-    asyncio.run(publish(secured_kafka.server.bootstrap, topic, frames))
+    asyncio.run(send_records(secured_kafka.server.bootstrap, topic, *frames))
     return topic, DatabaseSource(database=role_dsn(AUDITOR))
 
 

@@ -4,7 +4,7 @@ mode finds the first one.
     SEEDED_SETS=1000 python -m pytest tests/integration/chain_verifier -k seeded
 
 is the long form; `SEEDED_FIRST=n` begins with another seed. Half of the sets are Parquet, three in
-ten journals, the others topics and sealed tables (`test_seeded_servers.py`). Every set of rows goes
+ten journals, the others topics (`test_seeded_servers.py`). Every set of rows goes
 through the local mode, damaged and clean; one in `SEEDED_SPARK_EVERY` (4; 1 for all, at a second or
 two each) through one Spark session, too.
 """

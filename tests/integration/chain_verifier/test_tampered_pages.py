@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import asyncpg
 import pytest
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
@@ -18,23 +17,12 @@ from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.database_facts import SQL, filled
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
-from tests.integration.chain_verifier.agreement import require_first, verified_by_both
-from tests.integration.chain_verifier.planted_faults import (
-    CHAIN_ID,
-    Row,
-    as_one,
-    chain_of,
-    head_of,
-    id_of,
-)
-from tests.integration.chain_verifier.stored_rows import (
-    BATCH_ROWS,
-    DROP_RULES,
-    PAGE_ROWS,
-    batches_of,
-    store,
-)
+from tests.opened import connected
 from tests.stored_pages import execute
+
+from .agreement import require_first, verified_by_both
+from .planted_faults import CHAIN_ID, Row, as_one, chain_of, head_of, id_of
+from .stored_rows import BATCH_ROWS, DROP_RULES, PAGE_ROWS, batches_of, store
 
 Harm = tuple[list[str], set[Finding], set[Finding]]
 """Statements, what the links say, and what the seals say beside that."""
@@ -386,8 +374,7 @@ async def _tables(dsn: str, statement: str) -> set[str]:
 
     Whatever a planner opens it locks: also what it leaves out of its plan in the end.
     """
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn) as connection:
         await connection.execute("SELECT chain_create(8, sha256(''), 'eight', 0, 200)")
         async with connection.transaction():
             plan = await connection.fetchval(f"EXPLAIN (FORMAT JSON) {statement}")
@@ -397,5 +384,3 @@ async def _tables(dsn: str, statement: str) -> set[str]:
             )
         assert not locked, "the planner opened another chain's partitions"
         return set(re.findall(r'"Relation Name": "(chain_page_[0-9_]+)"', plan))
-    finally:
-        await connection.close()

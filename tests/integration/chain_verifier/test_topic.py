@@ -27,24 +27,12 @@ from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.verify import verify
 from tests.builders.topics import make_topics
 from tests.deadlines import stretched
-from tests.integration.chain_verifier.agreement import verified_by_both
-from tests.integration.chain_verifier.planted_faults import (
-    CHAIN_ID,
-    Row,
-    chain_of,
-    head_of,
-    write_journal,
-)
-from tests.integration.chain_verifier.published_frames import (
-    FRAME_KEY,
-    NONCE,
-    Topic,
-    frame_of,
-    frames_of,
-    heartbeat_of,
-)
-from tests.integration.chain_verifier.stored_rows import batches_of, store
 from tests.stored_pages import execute
+
+from .agreement import verified_by_both
+from .planted_faults import CHAIN_ID, Row, chain_of, head_of, write_journal
+from .published_frames import FRAME_KEY, NONCE, Topic, frame_of, frames_of, heartbeat_of
+from .stored_rows import batches_of, store
 
 Verified = Callable[..., Report]
 
@@ -143,12 +131,8 @@ def test_topic_with_the_whole_chain_is_proven_whatever_stands_beside_it(
 
 
 async def _send_with_time(topic: Topic, value: bytes, time_ms: int) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=topic.servers)
-    await producer.start()
-    try:
+    async with AIOKafkaProducer(bootstrap_servers=topic.servers) as producer:
         await producer.send_and_wait(topic.name, value, partition=0, timestamp_ms=time_ms)
-    finally:
-        await producer.stop()
 
 
 def test_topic_with_foreign_records_of_impossible_times_is_proven(

@@ -5,6 +5,7 @@ in the process of the tests, which need not start Python for it.
 """
 
 import asyncio
+import json
 import os
 import random
 import secrets
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
@@ -24,10 +24,12 @@ import chainctl as chainctl_package
 from chain_kernel.sql import GAP_READER
 from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
+from tests.builders.orders import order_file
 from tests.command_call import Done, call_here
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.integration.chainctl.runbooks import ARCHIVE, Runbook, World, settings_of
 from tests.integration.chainctl.sizes import FILLED_ROWS
+from tests.opened import connected
 
 ROOT = Path(chainctl_package.__file__).parent.parent
 
@@ -139,6 +141,34 @@ def refused(call: Call) -> Refused:
     return run
 
 
+class Ctl:
+    """Calls `chainctl` with the settings of a test: `settings`, which a module may define."""
+
+    def __init__(self, call: Call, refused: Refused, settings: Mapping[str, str]) -> None:
+        self._call, self._refused, self._settings = call, refused, settings
+
+    def __call__(self, *arguments: object, **options: Any) -> Done:
+        return self._call(*arguments, settings=self._settings, **options)
+
+    def done(self, *arguments: object) -> str:
+        """Call it; it must succeed. Returns what it wrote to stdout."""
+        done = self(*arguments)
+        assert done.code == 0, done
+        return done.out
+
+    def json(self, *arguments: object) -> Any:
+        """Call it with `--json`; it must succeed. Returns what it wrote."""
+        return json.loads(self.done(*arguments, "--json"))
+
+    def refused(self, *arguments: object, **options: Any) -> str:
+        return self._refused(*arguments, settings=self._settings, **options)
+
+
+@pytest.fixture
+def ctl(call: Call, refused: Refused, settings: dict[str, str]) -> Ctl:
+    return Ctl(call, refused, settings)
+
+
 def must(*arguments: object, settings: Mapping[str, str]) -> str:
     """Call `chainctl` for what a whole module of tests needs; returns what it wrote to stdout."""
     done = call_here(arguments, settings, Path.cwd())
@@ -162,6 +192,11 @@ def module_settings(
     }
     yield settings
     postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def settings(module_settings: dict[str, str]) -> dict[str, str]:
+    return module_settings
 
 
 @pytest.fixture
@@ -196,8 +231,7 @@ def filled_once(module_settings: dict[str, str], tmp_path_factory: pytest.TempPa
 
 def fill_chain(settings: Mapping[str, str], chain_id: int, folder: Path) -> None:
     """Put rows 1 to `FILLED_ROWS` into an empty chain."""
-    path = folder / "o.csv"
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, FILLED_ROWS + 1)))
+    path = order_file(folder / "o.csv", FILLED_ROWS)
     must("sequence", "--chain", chain_id, "--input", path, settings=settings)
 
 
@@ -206,14 +240,9 @@ def head_moved(module_settings: dict[str, str], chain: int) -> Callable[[], None
     """Returns once the chain holds a row."""
 
     async def wait() -> None:
-        connection = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
-        try:
-            async with deadline():
-                query = "SELECT last_id FROM chain_head WHERE chain_id = $1"
-                while not await connection.fetchval(query, chain):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-        finally:
-            await connection.close()
+        async with connected(module_settings["CHAINCTL_DATABASE"]) as connection:
+            query = "SELECT last_id FROM chain_head WHERE chain_id = $1"
+            await until(lambda: connection.fetchval(query, chain))
 
     return lambda: asyncio.run(wait())
 

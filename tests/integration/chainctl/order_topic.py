@@ -8,10 +8,10 @@ from collections.abc import Callable
 from itertools import chain as flatten
 from typing import Any
 
-import asyncpg
 from aiokafka import AIOKafkaProducer
 
 from tests.deadlines import Deadline
+from tests.opened import connected
 
 PARTITIONS = 3
 
@@ -70,12 +70,9 @@ class Topic:
 
     def query(self, statement: str, *values: object) -> list[Any]:
         async def fetch() -> list[Any]:
-            connection = await asyncpg.connect(self.settings["CHAINCTL_DATABASE"])
-            try:
+            async with connected(self.settings["CHAINCTL_DATABASE"]) as connection:
                 rows: list[Any] = await connection.fetch(statement, self.chain, *values)
                 return rows
-            finally:
-                await connection.close()
 
         return asyncio.run(fetch())
 

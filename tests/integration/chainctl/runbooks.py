@@ -8,14 +8,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import asyncpg
-from aiokafka import AIOKafkaProducer
-
 from chain_kernel.sql import GAP_READER
 from local_stack.postgres import SUPERUSER
-from tests.builders.topics import make_topics
+from tests.builders.orders import order_file
+from tests.builders.topics import make_topics, send_records
 from tests.command_lines import blocks, command_lines, refusal_of
 from tests.deadlines import Deadline
+from tests.opened import connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -124,13 +123,10 @@ def sql(dsn: str, *statements: str) -> list[Any]:
     """Make a state as only an owner can, and return what the last statement finds."""
 
     async def run() -> list[Any]:
-        connection = await asyncpg.connect(dsn)
-        try:
+        async with connected(dsn) as connection:
             for statement in statements[:-1]:
                 await connection.execute(statement)
             return [tuple(row) for row in await connection.fetch(statements[-1])]
-        finally:
-            await connection.close()
 
     return asyncio.run(run())
 
@@ -171,8 +167,7 @@ class World:
     def sequence_of(self, rows: int) -> tuple[object, ...]:
         """Return the command that does so."""
         self._files += 1
-        path = self.folder / f"o{self._files}.csv"
-        path.write_text("n\n" + "1\n" * rows)
+        path = order_file(self.folder / f"o{self._files}.csv", rows)
         return ("sequence", "--chain", 1, "--input", path, "--batch-rows", BATCH_ROWS)
 
     def head(self) -> int:
@@ -187,17 +182,10 @@ class World:
 
     def send(self, *values: bytes | None, key: str | None = None) -> None:
         """Send records to the topic of orders."""
-
-        async def run() -> None:
-            async with AIOKafkaProducer(
-                bootstrap_servers=self.settings["CHAINCTL_KAFKA"]
-            ) as producer:
-                for value in values:
-                    await producer.send_and_wait(
-                        self.orders, value, key=None if key is None else key.encode()
-                    )
-
-        asyncio.run(run())
+        kafka = self.settings["CHAINCTL_KAFKA"]
+        asyncio.run(
+            send_records(kafka, self.orders, *values, key=None if key is None else key.encode())
+        )
 
     def make_orders(self) -> None:
         asyncio.run(make_topics(self.settings["CHAINCTL_KAFKA"], self.orders))

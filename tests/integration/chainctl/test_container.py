@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.chainctl.conftest import Start
-from tests.integration.chainctl.monitor_pages import (
-    address_of,
-    children_of,
-    serving_for,
-    until_ready,
-    until_shown,
-)
 from tests.pages import ROOT
+
+from .conftest import Start
+from .monitor_pages import address_of, children_of, serving_for, until_ready, until_shown
 
 pytestmark = pytest.mark.skipif(
     subprocess.run(["unshare", "--user", "true"], capture_output=True).returncode != 0,

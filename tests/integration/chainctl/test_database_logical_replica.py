@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import asyncpg
 import pytest
 
 from chain_kernel.errors import SchemaError
@@ -22,7 +21,9 @@ from outbox import ConsumerConfig, Delivery, draw_message_ids
 from outbox.consumer.inbox import Inbox, keep_moved
 from outbox.roles import OUTBOX_CONSUMER
 from tests.builders.logical_replica import LogicalReplica
+from tests.builders.orders import order_file
 from tests.deadlines import LONG_SECONDS
+from tests.opened import connected
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -62,11 +63,8 @@ def server(server_folder: Path) -> Iterator[PostgresServer]:
 
 @asynccontextmanager
 async def opened(server: PostgresServer, database: str) -> AsyncIterator[Connection]:
-    connection = await asyncpg.connect(server.dsn(SUPERUSER, database))
-    try:
+    async with connected(server.dsn(SUPERUSER, database)) as connection:
         yield connection
-    finally:
-        await connection.close()
 
 
 def deliveries(count: int) -> list[Delivery]:
@@ -124,8 +122,7 @@ class Installation:
         return done.err if code == 2 else done.out
 
     def sequence(self, name: str) -> None:
-        orders = self._orders.with_name(name)
-        orders.write_text("n\n" + "1\n" * 10)
+        orders = order_file(self._orders.with_name(name), 10)
         self.call("sequence", "--chain", self._chain, "--input", orders)
 
     def verify(self, code: int = 0) -> str:

@@ -6,7 +6,7 @@ import json
 import asyncpg
 import pytest
 
-from .conftest import Call, Refused
+from .conftest import Call, Ctl
 
 HOSTILE = "svc\nchainctl: error: forged\r\x1b[2J\u202e"
 UNDECODED = "svc\udcff"
@@ -35,12 +35,12 @@ def settings(database: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("command", ["status", "lag"])
 def test_names_that_others_chose_are_escaped_in_tables_and_whole_in_json(
-    call: Call, settings: dict[str, str], command: str
+    ctl: Ctl, command: str
 ) -> None:
-    shown = call(command, "--chain", 7, settings=settings)
+    shown = ctl(command, "--chain", 7)
     assert ESCAPED in shown.out
     assert all(line.isprintable() for line in shown.out.splitlines())
-    noted = call(command, "--chain", 7, "--json", settings=settings)
+    noted = ctl(command, "--chain", 7, "--json")
     assert json.dumps(HOSTILE, ensure_ascii=False) in json.dumps(
         json.loads(noted.out), ensure_ascii=False
     )
@@ -55,11 +55,9 @@ def test_names_that_others_chose_are_escaped_in_tables_and_whole_in_json(
         ("receive", "--output", "j", "--name", "{}"),
     ],
 )  # fmt: skip
-def test_name_that_is_no_text_is_refused(
-    refused: Refused, settings: dict[str, str], command: tuple[str, ...]
-) -> None:
+def test_name_that_is_no_text_is_refused(ctl: Ctl, command: tuple[str, ...]) -> None:
     named = [part.format(UNDECODED) for part in command]
-    line = refused(*named, "--chain", 7, settings=settings)
+    line = ctl.refused(*named, "--chain", 7)
     assert "svc\\udcff" in line
 
 

@@ -25,29 +25,6 @@ def test_token_is_drawn_with_the_hash_that_the_file_holds(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "shown"),
-    [
-        (None, (), "No such file"),
-        ("[[client]]\n", (), "name"),
-        ('[[client]]\nname = "a"\ntoken_sha256 = ["secret"]\n', (), "clients as documented"),
-        ("", ("--callback",), "client"),
-    ],
-)
-def test_bad_file_of_clients_is_refused_in_one_line(
-    call: Call, tmp_path: Path, text: str | None, options: tuple[str, ...], shown: str
-) -> None:
-    path = tmp_path / "clients.toml"
-    if text is not None:
-        path.write_text(text)
-        path.chmod(0o600)
-    done = call("messages", "serve", "--clients", path, *options, settings=SETTINGS)
-    assert (done.code, done.out) == (2, "")
-    assert shown in done.err
-    assert len(done.err.splitlines()) == 1
-    assert "secret" not in done.err
-
-
-@pytest.mark.parametrize(
     ("options", "shown"),
     [
         (("--callback",), "--check-topic was ''"),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import click
 import pytest
 
@@ -16,8 +15,10 @@ from chainctl.main import cli
 from outbox import Message, draw_message_ids
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, Inbox
+from tests.builders.orders import order_file
 from tests.command_lines import commands_of
-from tests.integration.chainctl.conftest import Call
+from tests.integration.chainctl.conftest import Ctl
+from tests.opened import connected
 
 ELSEWHERE = {
     "demo", "stack up", "stack env", "stack status", "archive", "retention", "repair", "seal show",
@@ -48,8 +49,7 @@ WITH_JSON = {path: command for path, command in commands_of(cli) if takes_json(c
 
 def calls(chain: int, folder: Path, ids: list[UUID], dead: UUID) -> dict[str, tuple[object, ...]]:
     """What each command is called with; acts come after those that look."""
-    orders = folder / "orders.csv"
-    orders.write_text("n\n1\n")
+    orders = order_file(folder / "orders.csv", 1)
     on_chain = ("--chain", chain)
     return {
         "config show": (), "messages token": (),
@@ -86,31 +86,25 @@ def test_what_streams_says_in_its_help_that_it_writes_json_lines(path: str) -> N
 
 
 @pytest.fixture
-def things(module_settings: dict[str, str], call: Call) -> tuple[list[UUID], UUID]:
+def things(module_settings: dict[str, str], ctl: Ctl) -> tuple[list[UUID], UUID]:
     """An abnormal message, and a dead letter, each for two consumers."""
     for part in ("outbox", "inbox"):
-        done = call("schema", "apply", "--part", part, settings=module_settings)
-        assert done.code == 0, done
+        ctl.done("schema", "apply", "--part", part)
     place = ("--topic", "t", "--consumer", "a", "--consumer", "b")
-    made = call("outbox", "destination", "set", "json", *place, settings=module_settings)
-    assert made.code == 0, made
+    ctl.done("outbox", "destination", "set", "json", *place)
     return asyncio.run(_things(module_settings["CHAINCTL_DATABASE"]))
 
 
 async def _things(database: str) -> tuple[list[UUID], UUID]:
-    connection = await asyncpg.connect(database)
     ids = draw_message_ids(2)
-    try:
-        async with connection.transaction():
-            await outbox.add_many(connection, [Message(each, "json", b"x") for each in ids])
-            abnormal = "UPDATE outbox_pending SET status = 3 WHERE message_id = $1"
-            await connection.execute(abnormal, ids[0])
-            for consumer in ("a", "b"):
-                inbox = await Inbox.open(connection, consumer, 10.0)
-                letter = _letter(ids[0])
-                await inbox.bury(connection, letter, failures=1, reason=REFUSED, error="no")
-    finally:
-        await connection.close()
+    async with connected(database) as connection, connection.transaction():
+        await outbox.add_many(connection, [Message(each, "json", b"x") for each in ids])
+        abnormal = "UPDATE outbox_pending SET status = 3 WHERE message_id = $1"
+        await connection.execute(abnormal, ids[0])
+        for consumer in ("a", "b"):
+            inbox = await Inbox.open(connection, consumer, 10.0)
+            letter = _letter(ids[0])
+            await inbox.bury(connection, letter, failures=1, reason=REFUSED, error="no")
     return ids, ids[0]
 
 
@@ -122,12 +116,11 @@ def _letter(message_id: UUID) -> Delivery:
 
 
 def test_json_of_every_command_is_one_document(
-    call: Call, module_settings: dict[str, str], free_chain: int, tmp_path: Path,
-    things: tuple[list[UUID], UUID],
-) -> None:  # fmt: skip
+    ctl: Ctl, free_chain: int, tmp_path: Path, things: tuple[list[UUID], UUID]
+) -> None:
     shown: dict[str, Any] = {}
     for path, arguments in calls(free_chain, tmp_path, *things).items():
-        done = call(*path.split(), *arguments, "--json", settings=module_settings)
+        done = ctl(*path.split(), *arguments, "--json")
         assert done.code in (0, 1), (path, done)
         shown[path] = json.loads(done.out)  # raises for two documents
         assert isinstance(shown[path], list if path in ROWS else dict), path

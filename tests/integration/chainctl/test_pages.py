@@ -35,9 +35,11 @@ from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
 from outbox import Message, add_many, draw_message_ids
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import TRIES_USED_UP, Inbox
+from tests.builders.orders import order_file
 from tests.command_call import call_here
 from tests.deadlines import LONG_SECONDS
 from tests.integration.chainctl.conftest import clean_environment, must
+from tests.opened import connected
 from tests.pages import PAGES, ROOT, Block, blocks_of
 
 ROWS: Final = 6_200
@@ -278,8 +280,7 @@ def fill(tell: Callable[..., str], chain: int, folder: Path) -> str:
 
     Return the seal of its head.
     """
-    orders = folder / "orders.csv"
-    orders.write_text("n\n" + "".join(f"{number}\n" for number in range(ROWS)), encoding="utf-8")
+    orders = order_file(folder / "orders.csv", ROWS)
     tell("chain", "create", chain)
     tell("sequence", "--chain", chain, "--input", orders)
     tell("receive", "--chain", chain, "--output", folder / "journal.jsonl")
@@ -298,8 +299,7 @@ def leave_messages(tell: Callable[..., str], database: str, chain: int) -> tuple
     message, letter = draw_message_ids(2)
 
     async def leave() -> None:
-        connection = await asyncpg.connect(database)
-        try:
+        async with connected(database) as connection:
             async with connection.transaction():
                 await add_many(connection, [Message(message, "clearing", b"T-1", key="T-1042")])
                 await connection.execute(
@@ -313,8 +313,6 @@ def leave_messages(tell: Callable[..., str], database: str, chain: int) -> tuple
             await inbox.bury(
                 connection, delivery, failures=17, reason=TRIES_USED_UP, error="ValueError: no"
             )
-        finally:
-            await connection.close()
 
     asyncio.run(leave())
     return message, letter

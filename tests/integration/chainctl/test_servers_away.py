@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiokafka.admin import NewPartitions
 
-from tests.integration.chainctl.conftest import Admin, Call, Refused
+from tests.integration.chainctl.conftest import Admin, Ctl, Refused
 
 SECRET = "hunter2hunter2"
 
@@ -126,7 +126,7 @@ def test_verifier_refuses_a_silent_broker_by_the_deadline(
 
 
 def test_kafka_whose_port_is_closed_or_silent_is_refused(
-    refused: Refused, call: Call, module_settings: dict[str, str], chain: int, silent_port: int,
+    refused: Refused, ctl: Ctl, module_settings: dict[str, str], chain: int, silent_port: int,
     input_file: Path,
 ) -> None:  # fmt: skip
     sequence, receive = ["sequence", "--input", input_file], ["receive", "--output", "j"]
@@ -134,12 +134,12 @@ def test_kafka_whose_port_is_closed_or_silent_is_refused(
         settings = {**module_settings, "CHAINCTL_KAFKA": f"127.0.0.1:{port}"}
         line = refused(*arguments, "--chain", chain, "--connect-seconds", "1", settings=settings)
         assert f"kafka was '127.0.0.1:{port}', expected a broker" in line
-    rows = call("fill", "--chain", chain, "--after", 0, "--until", 0, settings=module_settings)
+    rows = ctl("fill", "--chain", chain, "--after", 0, "--until", 0)
     assert rows.out == ""
 
 
 def test_chain_that_was_never_created_is_refused_with_the_command_that_makes_it(
-    refused: Refused, module_settings: dict[str, str], free_chain: int, input_file: Path
+    ctl: Ctl, free_chain: int, input_file: Path
 ) -> None:
     for arguments in (
         ["sequence", "--input", input_file],
@@ -149,25 +149,24 @@ def test_chain_that_was_never_created_is_refused_with_the_command_that_makes_it(
         ["gaps"],
         ["lag"],
     ):
-        line = refused(*arguments, "--chain", free_chain, settings=module_settings)
+        line = ctl.refused(*arguments, "--chain", free_chain)
         assert f"chain was {free_chain}, expected a created chain (chainctl chain create" in line
     assert not (input_file.parent / "j").exists()
 
 
 @pytest.mark.parametrize("fault", ["missing", "two partitions"])
 def test_first_leader_refuses_an_unfit_topic_and_a_receiver_reads_the_database(
-    refused: Refused, call: Call, module_settings: dict[str, str], chain: int, admin: Admin,
-    input_file: Path, fault: str,
-) -> None:  # fmt: skip
+    ctl: Ctl, chain: int, admin: Admin, input_file: Path, fault: str
+) -> None:
     topic = f"orderchain.{chain}"
     if fault == "missing":
         admin(lambda client: client.delete_topics([topic]))
     else:
         two = {topic: NewPartitions(total_count=2)}
         admin(lambda client: client.create_partitions(two))
-    line = refused("sequence", "--input", input_file, "--chain", chain, settings=module_settings)
+    line = ctl.refused("sequence", "--input", input_file, "--chain", chain)
     assert topic in line
     assert fault == "missing" or "partition" in line
-    done = call("receive", "--output", "j", "--chain", chain, settings=module_settings)
+    done = ctl("receive", "--output", "j", "--chain", chain)
     assert done.code == 0, done
     assert "rows come from the database until it is there" in done.err

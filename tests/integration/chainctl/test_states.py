@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from chain_kernel.errors import BatchDamaged, RowsMissing, TopicError
 from gapfill import GapReader, GapReaderConfig
@@ -32,6 +31,7 @@ from tests.builders.topics import damage_batch
 from tests.deadlines import deadline
 from tests.integration.chainctl.conftest import Call, Start
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Runbook, World, settings_of
+from tests.opened import administering
 from tests.pages import ROOT, blocks_of
 from tests.stored_pages import LET_TAMPER
 from tests.tuned import tuned
@@ -218,15 +218,10 @@ def test_lagging_kafka(
 
 async def delete_topic(kafka: str, topic: str) -> None:
     """Delete a topic, and return once the broker has forgotten it."""
-    client = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await client.start()
-    try:
-        async with deadline():
-            await client.delete_topics([topic])
-            while topic in await client.list_topics():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-    finally:
-        await client.close()
+    async with administering(kafka) as client, deadline():
+        await client.delete_topics([topic])
+        while topic in await client.list_topics():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 def test_forgotten_reader(page: Page, world: World) -> None:
@@ -404,12 +399,14 @@ def test_failed_verification(page: Page, world: World) -> None:
         f"UPDATE chain_head SET last_seal = (SELECT seal FROM chain_batch WHERE last_id = {last})",
         "SELECT 1",
     )
-    with page("failed-verification", {"81234567": last}) as runbook:
+    found = world.folder / "findings"  # of Spark, whose JVM has a working directory of its own
+    with page("failed-verification", {"81234567": last, "findings": found}) as runbook:
         seals = "verify --local --chain 1 --source database --seals"
         assert "A contradicted mark" in runbook.run(seals, code=1).out
         assert "verified mark of chain 1" in runbook.run("doctor", code=1).out
         runbook.run(f"{seals.replace(' --local', '')} --findings", code=1)
         assert (world.folder / "findings.html").stat().st_size > 0
+        assert (found / "findings.json").is_dir()
         compared = runbook.run("verify --local --chain 1 --source database --source", code=1)
         assert str(ends[2]) in compared.out
         assert "whole" in runbook.run("archive").out
@@ -491,7 +488,7 @@ def test_restored_backup(
     )
     follow = ("receive", "--chain", 1, "--output", "journal.jsonl", "--name", "matching")
     kept = world.folder / "kept-seals"
-    with page("restored-backup", {"/mnt/seals": kept}) as runbook:
+    with page("restored-backup", {"/mnt/seals": kept, "lost": world.folder / "lost"}) as runbook:
         listed = "chain list"
 
         def holds(rows: int) -> Callable[[Any], bool]:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 
 import outbox
@@ -23,6 +22,7 @@ from outbox.consumer.delivery import Delivery
 from sequencer import SequencerConfig, SequencerTuning
 from tests.integration.chainctl.conftest import Start
 from tests.integration.chainctl.runbooks import Runbook, World
+from tests.opened import connected
 
 Page = Callable[..., Runbook]
 
@@ -185,12 +185,8 @@ class Clearing:
 
 
 async def add(dsn: str, *messages: Message) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        async with connection.transaction():
-            await outbox.add_many(connection, list(messages))
-    finally:
-        await connection.close()
+    async with connected(dsn) as connection, connection.transaction():
+        await outbox.add_many(connection, list(messages))
 
 
 def test_stuck_message(page: Page, start: Start, world: World, messages: str, suffix: str) -> None:

@@ -1,11 +1,24 @@
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chainctl.admin import create_chain
+from tests.opened import connected
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.fixture
+async def chain_id(stack_environment: dict[str, str]) -> int:
+    """A chain of this test's database; its number names the topic, which outlives the test."""
+    chain_id = int.from_bytes(os.urandom(3)) + 1
+    async with connected(stack_environment["CHAINCTL_DATABASE"]) as admin:
+        await create_chain(admin, stack_environment["CHAINCTL_KAFKA"], chain_id)
+    return chain_id
 
 
 @pytest.fixture

@@ -9,32 +9,20 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import asyncpg
 import pytest
 
-from chainctl.admin import apply_schema, create_chain
+from chainctl.admin import apply_schema
 from chainctl.commands.leader import change_leader
 from chainctl.options import ActByHand
 from chainctl.settings import Settings
 from tests.deadlines import deadline
 from tests.integration.chainctl.conftest import must
+from tests.opened import connected
 from tests.pipes import stdin_of, stdout_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SEED = 3
 IDLE_SECONDS = "1.5"
-
-
-@pytest.fixture
-async def chain_id(stack_environment: dict[str, str]) -> int:
-    """A chain of this test's database; its number names the topic, which outlives the test."""
-    chain_id = int.from_bytes(os.urandom(3)) + 1
-    admin = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
-    try:
-        await create_chain(admin, stack_environment["CHAINCTL_KAFKA"], chain_id)
-    finally:
-        await admin.close()
-    return chain_id
 
 
 class Examples:
@@ -70,34 +58,25 @@ class Examples:
 
     async def cut_own_connection(self) -> None:
         """End the connection that an example has opened itself: the engine's have names."""
-        connection = await asyncpg.connect(self._environment["CHAINCTL_DATABASE"])
-        try:
+        async with connected(self._environment["CHAINCTL_DATABASE"]) as connection:
             cut = await connection.fetch(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> "
                 "pg_backend_pid() AND datname = current_database() AND application_name = ''"
             )
             assert cut
-        finally:
-            await connection.close()
 
     async def overwrite(self) -> None:
         """Change the payloads of the chain's last page, as the owner could."""
-        connection = await asyncpg.connect(self._environment["CHAINCTL_DATABASE"])
-        try:
+        async with connected(self._environment["CHAINCTL_DATABASE"]) as connection:
             await connection.execute(
                 "UPDATE chain_page SET payloads[1] = 'x' WHERE chain_id = $1", self._chain_id
             )
-        finally:
-            await connection.close()
 
     async def positions(self) -> dict[str, int]:
-        connection = await asyncpg.connect(self._environment["CHAINCTL_DATABASE"])
-        try:
+        async with connected(self._environment["CHAINCTL_DATABASE"]) as connection:
             rows = await connection.fetch(
                 "SELECT symbol, quantity FROM example_position WHERE chain_id = $1", self._chain_id
             )
-        finally:
-            await connection.close()
         return dict(map(tuple, rows))
 
 
@@ -279,10 +258,9 @@ async def test_example_whose_own_connection_is_cut_ends_with_one_line_and_exit_c
 async def test_clearing_example_that_is_refused_ends_with_one_line_and_exit_code_2_or_3(
     stack_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
-    await apply_schema(owner, ("inbox",))
-    await owner.execute("CREATE DOMAIN example_balance AS integer")
-    await owner.close()
+    async with connected(stack_environment["CHAINCTL_DATABASE"]) as owner:
+        await apply_schema(owner, ("inbox",))
+        await owner.execute("CREATE DOMAIN example_balance AS integer")
     said = await Examples(stack_environment, 1).refused("clearing_service.py", code=3)
     assert "already exists" in said
     monkeypatch.delenv("CHAINCTL_DATABASE", raising=False)

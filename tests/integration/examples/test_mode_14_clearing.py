@@ -15,8 +15,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from chainctl.admin import apply_schema, create_chain
+from chainctl.admin import apply_schema
 from tests.deadlines import deadline
+from tests.opened import connected
 from tests.pipes import stdin_of, stdout_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -30,21 +31,9 @@ IDLE_SECONDS = "2"
 
 @pytest.fixture
 async def admin(stack_environment: dict[str, str]) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
-    await apply_schema(connection, ("outbox", "inbox"))
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def chain_id(stack_environment: dict[str, str]) -> int:
-    chain_id = int.from_bytes(os.urandom(3)) + 1
-    admin = await asyncpg.connect(stack_environment["CHAINCTL_DATABASE"])
-    try:
-        await create_chain(admin, stack_environment["CHAINCTL_KAFKA"], chain_id)
-    finally:
-        await admin.close()
-    return chain_id
+    async with connected(stack_environment["CHAINCTL_DATABASE"]) as connection:
+        await apply_schema(connection, ("outbox", "inbox"))
+        yield connection
 
 
 class Parts:

@@ -10,7 +10,7 @@ import pytest
 
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from sequencer import Sequencer, SequencerConfig, SequencerTuning, open_sequencer
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.lock_waits import WAITING
 
 CHAIN = 7
@@ -64,12 +64,10 @@ async def test_order_that_finds_no_room_is_taken_later_with_all_that_followed_it
         async with admin.transaction():
             await admin.execute("SELECT FROM chain_head FOR UPDATE")
             client.send(1)
-            while not await admin.fetchval(WAITING):
-                pass
+            await until(lambda: admin.fetchval(WAITING))
             client.send(2, 3, size=LARGE)
             client.send(4)  # for this one there is room
-            while not doors[0].refused:  # noqa: ASYNC110 - the example has no use for an event
-                await asyncio.sleep(0)
+            await until(lambda: doors[0].refused)
         first = [await client.answer() for _ in range(4)]
         client.send(5)
         late = await client.answer()

@@ -1,6 +1,5 @@
 """Reading what is missing, from a real PostgreSQL, with the role that may do nothing else."""
 
-import asyncio
 from contextlib import aclosing
 from typing import Any
 
@@ -12,11 +11,11 @@ from chain_kernel.model import Mark, Run
 from gapfill import GapReader, GapReaderConfig
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import STORED_PAGE_ROWS
-from tests.deadlines import deadline, in_time
+from tests.deadlines import in_time, until
 from tests.other_loops import refusal_elsewhere
 from tests.stored_pages import LET_LACK_VALUES
 
-from .conftest import PAGE_ROWS, MakeStored
+from .conftest import MakeStored
 
 
 async def fill(reader: GapReader, after: Mark, until_id: int) -> list[Run]:
@@ -64,15 +63,6 @@ async def test_standing_of_archived_rows(make_stored: MakeStored, reader: GapRea
     assert (await reader.standing(0)).mark == stored.chain.mark(0)
 
 
-async def test_runs_give_every_row(make_stored: MakeStored, reader: GapReader) -> None:
-    stored = await make_stored([5, 37, 1, 20])
-    runs = await fill(reader, stored.chain.mark(0), stored.chain.mark().id)
-    assert [event for run in runs for event in run.events] == stored.chain.events
-    assert len(runs) >= 4
-    assert max(len(run.events) for run in runs) < PAGE_ROWS + STORED_PAGE_ROWS
-    assert [run.end for run in runs] == [stored.chain.mark(run.last_id) for run in runs]
-
-
 @pytest.mark.parametrize("rows", [3, 6, 10])
 async def test_runs_with_a_gap_of_few_rows_cost_one_statement(
     make_stored: MakeStored, reader: GapReader, monkeypatch: pytest.MonkeyPatch, rows: int
@@ -115,8 +105,7 @@ async def test_one_page_is_read_ahead(make_stored: MakeStored, reader: GapReader
     async with aclosing(reader.runs(chain.mark(0), chain.mark().id)) as runs:
         first = await anext(runs)
         # Its connection is released when the page ahead has been read.
-        while reader._connection.session._release is None:  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0)
+        await until(lambda: reader._connection.session._release is not None)
         second_last = chain.ids[2 * len(first.events) - 1]
         await stored.delete_rows(*[row_id for row_id in chain.ids if row_id > second_last])
         assert (await anext(runs)).last_id == second_last
@@ -225,6 +214,8 @@ async def test_close_with_a_fill_under_way_ends_in_time_and_lets_the_connection_
     assert await connections(admin)
     await runs.aclose()
     await in_time(reader.close())
-    async with deadline():
-        while await connections(admin):  # noqa: ASYNC110 - another process's doing
-            await asyncio.sleep(0.01)
+
+    async def none_is_left() -> bool:
+        return not await connections(admin)
+
+    await until(none_is_left)

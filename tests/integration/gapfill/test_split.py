@@ -16,7 +16,7 @@ from local_stack.postgres import SUPERUSER
 from tests.builders.chains import ids_of
 from tests.builders.standbys import pair_in
 from tests.builders.stored_chain import StoredChain
-from tests.deadlines import deadline
+from tests.deadlines import until
 
 from .conftest import CHAIN_ID
 
@@ -41,9 +41,7 @@ async def test_receiver_takes_nothing_of_a_primary_that_was_replaced(server_fold
         old = await StoredChain.create(admin, CHAIN_ID)
         await old.commit(10)
         shared = old.chain.mark()
-        async with deadline():
-            while not await admin.fetchval(REPLAYED):
-                pass
+        await until(lambda: admin.fetchval(REPLAYED))
         pair.promote()
         new = StoredChain(
             await asyncpg.connect(pair.standby.dsn(SUPERUSER, DATABASE)), deepcopy(old.chain)

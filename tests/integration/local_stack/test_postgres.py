@@ -1,5 +1,6 @@
 """PostgreSQL as the stack runs it, broken in the ways that the fault tests rely on."""
 
+import asyncio
 import os
 import secrets
 import socket
@@ -13,14 +14,15 @@ from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.errors import ServerFailed, StatementFailed
 from local_stack.postgres import PREFIX_VARIABLE
 from local_stack.process import LOOPBACK, free_port
+from tests.silent_server import silent_server
 
 pytestmark = pytest.mark.postgres
 
 
-def make_server(folder: Path) -> PostgresServer:
+def make_server(folder: Path, port: int | None = None) -> PostgresServer:
     passwords = {"postgres": secrets.token_hex(8), "auditor": secrets.token_hex(8)}
     config = PostgresServerConfig(
-        directory=folder, port=free_port(), passwords=passwords, shared_buffers_mb=32
+        directory=folder, port=port or free_port(), passwords=passwords, shared_buffers_mb=32
     )
     return PostgresServer(config)
 
@@ -129,3 +131,9 @@ def test_server_runs_on_the_version_that_the_environment_names(
         server.prepare_roles()
         server.create_database("orders")
         assert server.execute("SELECT 'ä'", database="orders") == "ä"
+
+
+async def test_server_that_says_nothing_is_not_answering(server_folder: Path) -> None:
+    async with silent_server() as port:
+        server = make_server(server_folder / "postgres", port)
+        assert not await asyncio.to_thread(server.is_answering, 1)

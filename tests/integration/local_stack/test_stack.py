@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from chain_kernel.sql import LOGIN_ROLES
@@ -15,6 +14,7 @@ from local_stack import LocalStack, StackStatus
 from local_stack.errors import FolderUnusable, StackMissing
 from local_stack.process import LOOPBACK
 from local_stack.stack import load_state
+from tests.opened import connected
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -53,9 +53,8 @@ async def test_stack_up_twice_down_up_and_reset(stack: LocalStack) -> None:
     assert process_ids(again) == process_ids(first)
 
     for role in LOGIN_ROLES:
-        connection = await asyncpg.connect(stack.dsn(role))
-        assert await connection.fetchval("SELECT current_user") == role
-        await connection.close()
+        async with connected(stack.dsn(role)) as connection:
+            assert await connection.fetchval("SELECT current_user") == role
     stack.postgres().execute("CREATE TABLE kept AS SELECT 42 AS x", database="orderchain")
 
     stack.down()

@@ -5,7 +5,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from gapfill import GapReader, GapReaderConfig
@@ -19,7 +18,7 @@ from matcher_receiver import (
     ReceiverConfig,
 )
 from tests.builders.stored_chain import StoredChain
-from tests.builders.topics import make_topics
+from tests.builders.topics import make_topics, send_records
 from tests.tuned import tuned
 
 RoleDsn = Callable[[str], str]
@@ -46,16 +45,6 @@ async def stored(admin: asyncpg.Connection, chain_id: int) -> StoredChain:
     return await StoredChain.create(admin, chain_id)
 
 
-async def publish_frames(bootstrap: str, topic: str, values: Iterable[bytes | None]) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, max_request_size=9_000_000)
-    await producer.start()
-    try:
-        for value in values:
-            await producer.send_and_wait(topic, value, key=b"", partition=0)
-    finally:
-        await producer.stop()
-
-
 @pytest.fixture
 def bootstrap(kafka_server: KafkaServer) -> str:
     """The broker of the whole run; a test that breaks one brings its own."""
@@ -73,7 +62,7 @@ def publish(bootstrap: str, topic: str) -> Publish:
     """Publish record values to the chain's topic."""
 
     async def publish_values(values: Iterable[bytes | None]) -> None:
-        await publish_frames(bootstrap, topic, values)
+        await send_records(bootstrap, topic, *values, key=b"")
 
     return publish_values
 

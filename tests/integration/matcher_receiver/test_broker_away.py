@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from local_stack import KafkaServer
 from tests.builders.stored_chain import StoredChain
@@ -11,6 +10,7 @@ from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.lanes import at_night
+from tests.opened import administering
 
 from .conftest import MakeReceiver, Publish
 
@@ -96,12 +96,8 @@ async def test_receiver_with_its_topic_wiped_goes_on_from_the_database_and_retur
 
 async def delete_topic(bootstrap: str, topic: str) -> None:
     """Delete a topic, and return once it is gone."""
-    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await client.start()
-    try:
+    async with administering(bootstrap) as client:
         await client.delete_topics([topic])
         async with deadline():
             while topic in await client.list_topics():
                 pass
-    finally:
-        await client.close()

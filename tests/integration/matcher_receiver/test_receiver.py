@@ -7,13 +7,13 @@ from random import Random
 import asyncpg
 import pytest
 
-from chain_kernel.errors import CheckpointLost, ForeignDatabase, ForkFound, RowsMissing
+from chain_kernel.errors import CheckpointLost, ForeignDatabase
 from chain_kernel.model import Event
 from chain_kernel.sql import RECEIVER_WRITER
 from matcher_receiver import Receiver, State
-from tests.builders.stored_chain import STORED_PAGE_ROWS, StoredChain
+from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
-from tests.stored_pages import LET_TAMPER
+from tests.opened import connected
 
 from .conftest import MakeReceiver, Publish, RoleDsn
 
@@ -93,30 +93,14 @@ async def test_receiver_killed_at_any_moment_applies_every_row_once(
     assert [row_id for (row_id,) in rows] == stored.chain.ids
 
 
-async def test_catch_up_whose_end_was_lost_in_a_failover_goes_on_to_the_new_head(
-    stored: StoredChain, make_receiver: MakeReceiver
-) -> None:
-    kept = [await stored.commit(60) for _ in range(3)]  # more than is read ahead
-    await stored.commit(60)
-    async with make_receiver() as receiver:
-        events = await next_events(receiver, stored.chain.ids[0])
-        await stored.lose_after(kept[-1])
-        stored.chain.take_over()
-        await stored.lead()
-        new = await stored.commit(5, skip=1_000)
-        events += await next_events(receiver, new.last_id)
-    assert [event.id for event in events] == stored.chain.ids
-
-
 PLACE = "SELECT head_delivered FROM receiver_checkpoint"
 
 
 @pytest.fixture
 async def connection(role_dsn: RoleDsn) -> AsyncIterator[asyncpg.Connection]:
     """A caller's own."""
-    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
-    yield connection
-    await connection.close()
+    async with connected(role_dsn(RECEIVER_WRITER)) as connection:
+        yield connection
 
 
 @pytest.mark.guarantee("G5")
@@ -170,48 +154,6 @@ async def test_checkpoint_within_a_transaction_over_many_runs_is_as_lost_as_its_
                 await receiver.checkpoint(runs[1], connection=connection)
 
 
-SWAP = ", ".join(
-    f"{name} = {name}[:4] || {name}[6:6] || {name}[5:5] || {name}[7:]"
-    for name in ("ids", "pids", "keys", "event_times_ns", "payloads")
-)
-"""Two rows in each other's place, in the midst of a page."""
-
-
-@pytest.mark.guarantee("G8", "G13")
-@pytest.mark.parametrize(
-    "change",
-    [
-        "INSERT INTO chain_event VALUES ($1, $2 + 1, $2, 'k', 0, '')",
-        "UPDATE chain_event SET id = $2 + 1 WHERE chain_id = $1 AND id = $2",
-        f"UPDATE chain_page SET {SWAP} WHERE chain_id = $1 AND ids[5] = $2",  # noqa: S608
-    ],
-    ids=["added", "under another id", "swapped"],
-)
-async def test_receiver_with_a_row_changed_in_its_page_halts_and_names_it(
-    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection, change: str
-) -> None:
-    """By links alone; that the content of a row was changed is found by seals."""
-    before = await stored.commit(STORED_PAGE_ROWS)
-    await stored.commit(120)
-    ids = stored.chain.ids
-    places = range(4 + 2 * STORED_PAGE_ROWS, len(ids), STORED_PAGE_ROWS)
-    at = next(place for place in places if ids[place] + 1 < ids[place + 1])
-    await admin.execute(LET_TAMPER)
-    await admin.execute(change, stored.chain.chain_id, ids[at])
-    async with make_receiver() as receiver:
-        delivered = await next_events(receiver, before.last_id)
-        with pytest.raises((ForkFound, RowsMissing)) as caught:
-            await next_events(receiver, ids[-1])
-    assert [event.id for event in delivered] == ids[:STORED_PAGE_ROWS]
-    if SWAP in change:
-        assert isinstance(caught.value, RowsMissing)
-        assert (caught.value.after_id, caught.value.until_id) == (ids[at - 1], ids[at])
-    else:
-        assert isinstance(caught.value, ForkFound)
-        named = caught.value.pid, caught.value.delivered_id, caught.value.found_id
-        assert named == (ids[at], ids[at] + 1, ids[at + 1])
-
-
 @pytest.mark.guarantee("G8")
 async def test_receiver_with_another_database_at_the_same_address_halts(
     stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection
@@ -224,25 +166,3 @@ async def test_receiver_with_another_database_at_the_same_address_halts(
             with pytest.raises(ForeignDatabase):
                 await anext(receiver)
         assert receiver.state is State.HALTED
-
-
-async def test_receiver_with_its_topic_missing_says_so_and_reads_the_database(
-    stored: StoredChain,
-    make_receiver: MakeReceiver,
-    bootstrap: str,
-    topic: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    from aiokafka.admin import AIOKafkaAdminClient
-
-    await stored.commit(5)
-
-    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await client.start()
-    await client.delete_topics([topic])
-    await client.close()
-    async with make_receiver() as receiver, deadline():
-        run = await anext(receiver)
-    assert list(run.events) == stored.chain.events
-    (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
-    assert f"topic was '{topic}', expected a topic that exists" in line

@@ -8,13 +8,13 @@ import asyncpg
 import pytest
 
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
-from orderchain import Event, Receiver, ReceiverConfig, State, errors, open_receiver
+from orderchain import Event, Receiver, ReceiverConfig, State, open_receiver
 from tests.builders.stored_chain import StoredChain
-from tests.builders.topics import make_topics
+from tests.builders.topics import make_topics, send_records
 from tests.deadlines import deadline, in_time
 from tests.tuned import tuned
 
-from .conftest import Publish, RoleDsn, publish_frames
+from .conftest import Publish, RoleDsn
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def test_one_config_is_enough(stored: StoredChain, config: Any, bootstrap:
     async with open_receiver(config(poll_after_seconds=600.0)) as receiver:
         events = await events_up_to(receiver, stored.chain.mark().id)
         frames = stored.chain.frames(await stored.commit(20))
-        await publish_frames(bootstrap, topic, frames)
+        await send_records(bootstrap, topic, *frames)
         events += await events_up_to(receiver, stored.chain.mark().id)
         stats = receiver.stats()
     assert events == stored.chain.events
@@ -58,16 +58,6 @@ async def test_one_config_is_enough(stored: StoredChain, config: Any, bootstrap:
     assert (stats.chain_id, stats.name) == (stored.chain.chain_id, "mine")
     async with open_receiver(config(until="head")) as again:
         assert [run async for run in again] == []  # its checkpoint was stored
-
-
-async def test_optional_broker_is_not_waited_for(stored: StoredChain, config: Any) -> None:
-    await stored.commit(20)
-    away = {"kafka": "127.0.0.1:1", "until": "head", "poll_after_seconds": 0.1}
-    async with open_receiver(config(**away, kafka_at_start="optional")) as receiver:
-        events = [event async for run in receiver for event in run.events]
-    assert events == stored.chain.events
-    with pytest.raises(errors.ConnectError):
-        await open_receiver(config(**away)).__aenter__()
 
 
 @pytest.mark.parametrize("kafka_at_start", ["required", "optional"])

@@ -6,17 +6,18 @@ import asyncpg
 import pytest
 
 from chain_kernel.clock import time_of
-from chain_kernel.errors import ForeignDatabase, PrimaryBehind, RowsArchived, StillHalted
+from chain_kernel.errors import ForeignDatabase, RowsArchived
 from chain_kernel.model import Run
 from chain_kernel.sql import GAP_READER
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig, StartAt
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import StoredChain
+from tests.builders.topics import send_records
 from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.tuned import tuned
 
-from .conftest import MakeReceiver, Publish, RoleDsn, publish_frames
+from .conftest import MakeReceiver, Publish, RoleDsn
 
 
 async def test_gaps_of_a_receiver_stand_in_the_database_when_it_has_closed(
@@ -75,26 +76,6 @@ async def test_ledger_that_cannot_be_written_never_holds_up_the_delivery(
         assert receiver.stats().gaps == 5
     assert await blocker.fetchval("SELECT count(*) FROM receiver_gap") == 5
     await blocker.close()
-
-
-@pytest.mark.guarantee("G8")
-async def test_receiver_whose_primary_lost_rows_halts_and_does_not_start_again(
-    stored: StoredChain, make_receiver: MakeReceiver, admin: asyncpg.Connection, chain_id: int
-) -> None:
-    await stored.commit(10)
-    async with make_receiver(poll_after_seconds=0.1) as receiver:
-        events = await next_events(receiver, stored.chain.mark().id)
-        await admin.execute("UPDATE chain_head SET last_id = 3 WHERE chain_id = $1", chain_id)
-        with pytest.raises(PrimaryBehind):
-            await next_events(receiver, stored.chain.mark().id + 1)
-    for _ in range(2):
-        with pytest.raises(StillHalted, match="PrimaryBehind"):
-            async with make_receiver():
-                pass
-    async with make_receiver(name="another", until="head"):
-        pass  # the halt is one receiver's, not the chain's
-    halt = await admin.fetchrow("SELECT * FROM receiver_halt")
-    assert (halt["receiver"], halt["at_id"]) == ("test", events[-1].id)
 
 
 async def test_place_that_was_carried_into_another_database_is_refused(
@@ -164,7 +145,7 @@ async def test_slow_handler_slows_the_reading_and_not_the_memory(
         for _ in range(40):
             batch = await stored.commit(4, payload_bytes=32 * 1024)
             frames += stored.chain.frames(batch, slice_rows=2)
-        await publish_frames(bootstrap, topic, frames)
+        await send_records(bootstrap, topic, *frames)
         ids: list[int] = []
         handled = 0
         run: Run

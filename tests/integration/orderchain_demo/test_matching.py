@@ -14,6 +14,7 @@ from chain_kernel.testing.memory_chain import LinkDial
 from chainctl.commands.chain.journal import Journal
 from orderchain_demo.book import Exchange
 from orderchain_demo.matching import SQL, MatchingJob, MatchingService
+from tests.opened import connected
 
 CHAIN_ID = 5
 
@@ -52,13 +53,11 @@ class Receiver:
 @pytest.fixture
 async def writer(database: str, role_dsn: Callable[[str], str]) -> Any:
     """A connection of the service's role; the demo's table is made twice, as by two demos."""
-    owner = await asyncpg.connect(database)
-    await owner.execute(SQL["make_table"])
-    await owner.execute(SQL["make_table"])
-    await owner.close()
-    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
-    yield connection
-    await connection.close()
+    async with connected(database) as owner:
+        await owner.execute(SQL["make_table"])
+        await owner.execute(SQL["make_table"])
+    async with connected(role_dsn(RECEIVER_WRITER)) as connection:
+        yield connection
 
 
 async def serve(connection: asyncpg.Connection, receiver: Any, path: Path) -> None:
@@ -102,7 +101,6 @@ async def test_refused_checkpoint_takes_its_state_back(
 
 @pytest.mark.usefixtures("writer")
 async def test_table_is_closed_to_the_gap_reader(role_dsn: Callable[[str], str]) -> None:
-    reader = await asyncpg.connect(role_dsn(GAP_READER))
-    with pytest.raises(asyncpg.InsufficientPrivilegeError):
-        await stored(reader)
-    await reader.close()
+    async with connected(role_dsn(GAP_READER)) as reader:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await stored(reader)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from local_stack import KafkaServer, PostgresServer
@@ -18,7 +18,7 @@ from outbox.message import Message, draw_message_ids
 from outbox.records import RETRYING, encode_confirms, proof_of, read_headers, token_of
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER, ROLES_OF
 from outbox.sender.business import store_messages, wake
-from tests.builders.topics import make_topics
+from tests.builders.topics import make_topics, read_topic, send_records
 from tests.deadlines import deadline
 from tests.judge.deliveries import SEE, judge_deliveries
 
@@ -187,26 +187,7 @@ class Sender:
         await self.until(holds)
 
     async def records(self, topic: str) -> list[ConsumerRecord]:
-        """Return every record that the topic holds now."""
-        consumer = AIOKafkaConsumer(
-            topic,
-            bootstrap_servers=self.kafka,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-        )
-        await consumer.start()
-        try:
-            partitions = list(consumer.assignment())  # without a group: all of them
-            assert partitions, topic
-            ends = await consumer.end_offsets(partitions)
-            found: list[ConsumerRecord] = []
-            for partition in partitions:
-                while await consumer.position(partition) < ends[partition]:
-                    for records in (await consumer.getmany(timeout_ms=500)).values():
-                        found += records
-            return found
-        finally:
-            await consumer.stop()
+        return await read_topic(self.kafka, topic)
 
     async def sent(self, destination: Destination) -> list[UUID]:
         """Return the message id of every record of the destination's topic."""
@@ -214,12 +195,7 @@ class Sender:
         return [read_headers(record.headers).message_id for record in records]
 
     async def send_record(self, topic: str, value: bytes, key: bytes = b"k") -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=self.kafka)
-        await producer.start()
-        try:
-            await producer.send_and_wait(topic, value, key=key)
-        finally:
-            await producer.stop()
+        await send_records(self.kafka, topic, value, key=key)
 
     async def confirm_key(self) -> bytes:
         """Return the key of the tokens, which consumers get a token each of."""

@@ -32,6 +32,7 @@ from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from outbox.session import OutboxSession
 from tests.deadlines import deadline
+from tests.opened import connected
 
 from .conftest import CONSUMER, Sender, make_sender
 from .service.service_client import client, raw, service_config
@@ -79,9 +80,8 @@ class Database:
         """Return once a reload has come through."""
 
         async def holds() -> bool:
-            connection = await asyncpg.connect(self.superuser)
-            found = await connection.fetchval("SELECT current_setting($1)", name)
-            await connection.close()
+            async with connected(self.superuser) as connection:
+                found = await connection.fetchval("SELECT current_setting($1)", name)
             return bool(found == value)
 
         await self.sender.until(holds)
@@ -430,14 +430,13 @@ async def test_check_is_answered_only_once_the_standby_has_the_decision(
 
 async def test_decisions_are_durable_also_in_a_session_that_is_not(own: Database) -> None:
     """They decide whether a message is sent or cancelled."""
-    connection = await asyncpg.connect(own.superuser)
-    await connection.execute("SET synchronous_commit = off")
-    (message_id,) = draw_message_ids(1)
-    async with connection.transaction():
-        await decide(connection, message_id)
-        assert await connection.fetchval("SHOW synchronous_commit") == "on"
-    assert await connection.fetchval("SHOW synchronous_commit") == "off"
-    await connection.close()
+    async with connected(own.superuser) as connection:
+        await connection.execute("SET synchronous_commit = off")
+        (message_id,) = draw_message_ids(1)
+        async with connection.transaction():
+            await decide(connection, message_id)
+            assert await connection.fetchval("SHOW synchronous_commit") == "on"
+        assert await connection.fetchval("SHOW synchronous_commit") == "off"
 
 
 # ----------------------------------------------------- a cluster whose notifications are in trouble

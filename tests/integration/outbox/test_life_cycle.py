@@ -14,10 +14,10 @@ from outbox.sender.relay import HeldMessages
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import make_topics
+from tests.cancellation import cut_at
 from tests.deadlines import deadline
 
 from .conftest import Sender
-from .cut_await import cut_at
 from .service.service_client import client, raw, service_config
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]

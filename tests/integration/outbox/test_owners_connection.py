@@ -29,6 +29,7 @@ from outbox import (
 from outbox.sender.business import BusinessTransaction, store_messages, watched_transaction
 from outbox.sender.check_back import DecisionRefused, check_decision, decide, forget_decisions
 from outbox.sender.due_decisions import Answer
+from tests.deadlines import until
 from tests.pgbouncer import pgbouncer
 
 if TYPE_CHECKING:
@@ -292,6 +293,5 @@ async def test_check_that_waits_answers_done_at_an_owners_isolation(
             await decide(admin, message_id)
             checking = asyncio.create_task(check_decision(connection, message_id, 20.0))
             waits = "SELECT cardinality(pg_blocking_pids($1)) > 0"
-            while not await admin.fetchval(waits, number):  # noqa: ASYNC110 - the server knows
-                await asyncio.sleep(0.01)
+            await until(lambda: admin.fetchval(waits, number))
         assert await checking is Answer.DONE

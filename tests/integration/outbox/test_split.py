@@ -50,7 +50,7 @@ from outbox.session import OutboxSession
 from outbox.statuses import Change
 from tests.builders.standbys import ServerPair, pair_in
 from tests.builders.topics import make_topics
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.integration.outbox.consumer.test_inbox_schema import delivery
 from tests.judge.deliveries import SEE, judge_deliveries
 
@@ -82,9 +82,7 @@ class Split(NamedTuple):
     async def replayed(self) -> None:
         """Wait until the standby has what is committed."""
         done = "SELECT bool_and(replay_lsn >= pg_current_wal_lsn()) FROM pg_stat_replication"
-        async with deadline():
-            while not await self.old.fetchval(done):
-                pass
+        await until(lambda: self.old.fetchval(done))
 
     async def freeze_and_promote(self) -> asyncpg.Connection:
         """Freeze the old primary, and promote the standby; the test thaws the old one."""

@@ -10,6 +10,7 @@ import pytest
 from local_stack import PostgresServer, PostgresServerConfig
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
+from tests.opened import connected
 
 Connect = Callable[[str], Awaitable["asyncpg.Connection"]]
 
@@ -20,13 +21,10 @@ PARTITION_IDS = 100
 @pytest.fixture
 async def chain_database(database: str, database_name: str) -> str:
     """The name of a database with our schema and chain 1, whose partitions span 100 ids."""
-    connection = await asyncpg.connect(database)
-    try:
+    async with connected(database) as connection:
         await connection.execute(
             "SELECT chain_create($1, $2, $3, $4, $5)", 1, GENESIS_SEAL, "t.1", 0, PARTITION_IDS
         )
-    finally:
-        await connection.close()
     return database_name
 
 

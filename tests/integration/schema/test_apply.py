@@ -9,6 +9,7 @@ import pytest
 from chain_kernel.sql import GAP_READER, LOGIN_ROLES, OWNER, SCHEMA_VERSION, schema_sql
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
+from tests.opened import connected
 
 _TABLES = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
 _ROLES = "SELECT count(*) FROM pg_roles WHERE rolname = ANY($1)"
@@ -29,11 +30,8 @@ async def apply_as(dsn: str, *, and_then: str = "") -> list[str]:
 
 
 async def value(dsn: str, query: str, *arguments: Any) -> Any:
-    connection = await asyncpg.connect(dsn)
-    try:
+    async with connected(dsn) as connection:
         return await connection.fetchval(query, *arguments)
-    finally:
-        await connection.close()
 
 
 def dsn_of(server: PostgresServer, role: str, password: str, database: str) -> str:

@@ -12,7 +12,7 @@ from sequencer import Ack, Order, Sequencer, open_sequencer
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.cancellation import CancelledAt
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.lock_waits import WAITING
 
 from .conftest import MakeChain
@@ -57,8 +57,7 @@ async def test_cancelled_question_answers_no_commit(make_chain: MakeChain, count
                 asked = CancelledAt(place, sequencer.intake("file:x"))
                 commit = asyncio.create_task(sequencer.submit_many(orders(f"{place}", count)))
                 await asked.outcome()
-                while not await chain.admin.fetchval(WAITING):
-                    pass
+                await until(lambda: chain.admin.fetchval(WAITING))
                 assert not commit.done(), "acknowledged before it is committed"
             acks += await commit
             if not asked.was_reached:

@@ -16,7 +16,7 @@ from matcher_receiver import ChainFrames, ReceiverConfig, ReceiverTuning
 from orderchain import Order, Receiver, Run, open_receiver, open_sequencer
 from tests.builders.created_chain import Chain
 from tests.builders.spans import id_of, parent_of, recorded_spans, trace_of, values_of
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 
 from .conftest import MakeChain
 
@@ -82,30 +82,21 @@ class World:
         """Lose the frame of what `order` submits."""
         self.frames.to_lose, count = 1, len(self.frames.lost)
         await order
-        while len(self.frames.lost) == count:  # noqa: ASYNC110 - the receiver works beside us
-            await asyncio.sleep(0.01)
+        await until(lambda: len(self.frames.lost) != count)
 
     async def record(self, number: int) -> ConsumerRecord:
         """Return a record of the topic, as the broker has it."""
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.chain.config.kafka, enable_auto_commit=False
-        )
         place = TopicPartition(self.chain.topic, 0)
-        await consumer.start()
-        try:
+        async with AIOKafkaConsumer(
+            bootstrap_servers=self.chain.config.kafka, enable_auto_commit=False
+        ) as consumer:
             consumer.assign([place])
             consumer.seek(place, number)
             return await consumer.getone(place)
-        finally:
-            await consumer.stop()
 
     async def publish(self, value: bytes, headers: list[tuple[str, bytes]]) -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=self.chain.config.kafka)
-        await producer.start()
-        try:
+        async with AIOKafkaProducer(bootstrap_servers=self.chain.config.kafka) as producer:
             await producer.send_and_wait(self.chain.topic, value, partition=0, headers=headers)
-        finally:
-            await producer.stop()
 
 
 async def taken(receiver: Receiver, until_id: int) -> list[Run]:

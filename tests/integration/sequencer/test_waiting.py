@@ -13,7 +13,7 @@ from chain_kernel.errors import Busy, KeyConflict, OrderError
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.model import is_linked
 from sequencer import Order, open_sequencer
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.lock_waits import WAITING
 from tests.other_loops import refusal_elsewhere
 
@@ -29,8 +29,7 @@ async def test_order_that_waits_too_long_is_refused_and_never_committed(
         async with chain.admin.transaction():
             await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
             first = asyncio.create_task(sequencer.submit("first", b"x", within=60))
-            while not await chain.admin.fetchval(WAITING):
-                pass
+            await until(lambda: chain.admin.fetchval(WAITING))
             patient = asyncio.create_task(sequencer.submit("patient", b"x", within=60))
             with pytest.raises(Busy, match=r"within 0\.02 s"):
                 await sequencer.submit("own bound", b"x", within=0.02)
@@ -85,8 +84,7 @@ async def test_refused_orders_are_freed_without_a_pass_of_the_collector(
             async with chain.admin.transaction():
                 await chain.admin.execute("SELECT FROM chain_head FOR UPDATE")
                 first = asyncio.create_task(sequencer.submit("first", b"x"))
-                while not await chain.admin.fetchval(WAITING):
-                    pass
+                await until(lambda: chain.admin.fetchval(WAITING))
                 queued = asyncio.create_task(sequencer.submit("queued", bytes(queued_bytes)))
                 order = Order("refused", b"x")
                 references = sys.getrefcount(order)

@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 from typing import cast
 
-import msgspec
 import pytest
 
 from chain_kernel.clients.shared_session import SharedSession
 from chain_kernel.errors import RowsMissing
 from chain_kernel.seal import PageImage, event_pages
-from gapfill import GapReaderConfig
 from gapfill.batch_proof import BATCHES_MAX, BatchMarks, StoredBatch
 from tests.builders.chains import Chain, make_chain
 
@@ -33,14 +31,6 @@ class BatchRows:
 
 def marks_of(chain: Chain, rows: BatchRows) -> BatchMarks:
     return BatchMarks(cast("SharedSession", rows), chain.chain_id, chain.mark(0))
-
-
-@pytest.mark.parametrize(
-    "fields", [{"chain_id": 0}, {"page_rows": 0}, {"page_bytes": 0}, {"linger_seconds": -1}]
-)
-def test_settings_out_of_bounds_are_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"database": "d", "chain_id": 1, **fields}, GapReaderConfig)
 
 
 def readings(chain: Chain, rows: int) -> Iterator[tuple[PageImage, ...]]:

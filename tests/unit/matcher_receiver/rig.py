@@ -12,7 +12,7 @@ from matcher_receiver import Receiver, ReceiverConfig, State
 from tests.builders.chains import make_chain
 from tests.tuned import tuned
 
-from .memory import MemoryCheckpoints, MemoryFrames, MemorySource
+from .memory import MemoryCheckpoints, MemoryFrames, MemoryRecords, MemorySource
 
 
 class Rig:
@@ -51,6 +51,13 @@ class Rig:
 
     def commit_and_publish(self, rows: int, slice_rows: int = 1_000) -> None:
         self.frames.put(*self.chain.frames(self.chain.add(rows), slice_rows))
+
+
+def with_records(sizes: list[int]) -> tuple[Rig, MemoryRecords]:
+    """Make a rig whose checkpoints also keep what is reported of a receiver."""
+    rig = Rig(sizes)
+    rig.checkpoints = records = MemoryRecords(rig.chain.chain_id, rig.chain.database_id)
+    return rig, records
 
 
 async def take(receiver: Receiver, until_id: int) -> list[Run]:

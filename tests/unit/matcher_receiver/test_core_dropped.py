@@ -87,28 +87,6 @@ async def test_frame_of_no_use_is_counted_by_its_reason_and_delivery_goes_on(kin
             assert stats.dropped == {reason_of(kind): 1}
 
 
-MAC_KINDS = [kind for kind in KINDS if reason_of(kind) == "mac"]
-
-
-@pytest.mark.parametrize("kind", MAC_KINDS)
-@virtual
-async def test_flood_of_unsigned_frames_costs_no_read(kind: str) -> None:
-    rig = Rig([3, 3])
-    async with rig.live(poll_after_seconds=600.0) as receiver:
-        reads = rig.source.reads
-        for _ in range(10):
-            forged = of_no_use(rig)[kind]
-            head = rig.chain.mark().id
-            frames = rig.chain.frames(rig.chain.add(5))
-            rig.frames.put(*[forged] * 200, *frames, *[forged] * 200)
-            runs = await take(receiver, rig.chain.mark().id)
-            assert ids_of(runs) == [row_id for row_id in rig.chain.ids if row_id > head]
-        stats = receiver.stats()
-        assert (stats.rows_live, stats.gaps, rig.source.reads) == (50, 0, reads)
-        # What comes behind the last live frame is not looked at yet.
-        assert stats.dropped == {"mac": 10 * 200 + 9 * 200}
-
-
 @virtual
 async def test_flood_of_phantoms_of_a_leader_costs_few_reads_and_live_frames_flow() -> None:
     rig = Rig([3, 3])

@@ -16,14 +16,7 @@ from chain_kernel.errors import (
 from matcher_receiver.reading import Lag
 from tests.virtual import virtual
 
-from .memory import MemoryRecords
-from .rig import Rig, take
-
-
-def with_records(sizes: list[int]) -> tuple[Rig, MemoryRecords]:
-    rig = Rig(sizes)
-    rig.checkpoints = records = MemoryRecords(rig.chain.chain_id, rig.chain.database_id)
-    return rig, records
+from .rig import take, with_records
 
 
 @virtual

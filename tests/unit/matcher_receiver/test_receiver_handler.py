@@ -1,7 +1,7 @@
-"""The callback form, and cancellation at every place where a receiver waits."""
+"""The callback form, and calls from where none may come."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,21 +10,11 @@ from chain_kernel.errors import RetryError
 from chain_kernel.handlers import NotAsync
 from chain_kernel.model import Run
 from chain_kernel.tasks import SelfCancelled
-from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
-from tests.cancellation import CancelledAt
+from chain_kernel.testing.virtual_loop import virtual_clock
 from tests.other_loops import refusal_elsewhere
 from tests.virtual import virtual
 
-from .memory import MemoryRecords
-from .rig import Rig
-
-Play = Callable[[list[int]], Coroutine[Any, Any, None]]
-
-
-def with_records(sizes: list[int]) -> tuple[Rig, MemoryRecords]:
-    rig = Rig(sizes)
-    rig.checkpoints = records = MemoryRecords(rig.chain.chain_id, rig.chain.database_id)
-    return rig, records
+from .rig import with_records
 
 
 @virtual
@@ -146,73 +136,6 @@ async def test_stop_during_a_handler_lets_it_end_and_stores_the_place() -> None:
         assert virtual_clock().time() - began == 5.0
     assert records.stored is not None
     assert [records.stored.id] == done
-
-
-def scene() -> tuple[Rig, Play, Callable[[], None]]:
-    """Catch-up, live frames, a gap, an unknown leader, silence, broker away, a database away."""
-    rig, _ = with_records([11])
-    rig.source.read_seconds = 0.01
-    failures = iter([None, None, None, RetryError("away"), None, None, RetryError("away")])
-
-    def flicker() -> None:
-        if (error := next(failures, None)) is not None:
-            raise error
-
-    async def play(ids: list[int]) -> None:
-        async with rig.receiver(idle_seconds=4.0) as receiver:
-
-            async def handler(run: Run) -> None:
-                await asyncio.sleep(0.001)
-                ids.extend(event.id for event in run.events)
-                await receiver.checkpoint(run)
-
-            await receiver.run(handler)
-
-    def write() -> None:
-        rig.source.before_read = flicker
-        rig.commit_and_publish(3)
-        rig.chain.add(7)
-        rig.commit_and_publish(3)
-        rig.chain.take_over()
-        rig.commit_and_publish(4, slice_rows=2)
-        rig.chain.add(2)
-
-    return rig, play, write
-
-
-async def play_with_a_cancellation(place: int) -> bool:
-    """Play the scene, cancelled once at its wait `place`, and to its end; say if it was."""
-    rig, play, write = scene()
-    ids: list[int] = []
-    virtual_clock().call_later(0.1, write)
-    played = CancelledAt(place, play(ids))
-    was_cancelled = isinstance(await played.outcome(), asyncio.CancelledError)
-    assert was_cancelled == played.was_reached, f"the cancellation at {place} was swallowed"
-    for _ in range(3):
-        rig.frames.__init__()  # type: ignore[misc]
-        try:
-            await play(ids)
-        except RetryError:
-            continue
-        break
-    # A run whose checkpoint was not stored may come twice; nothing is left out or out of order.
-    seen: list[int] = []
-    for row_id in ids:
-        if row_id in seen:
-            assert seen.index(row_id) >= len(seen) - 5, "more than a page was repeated"
-            seen = seen[: seen.index(row_id)]
-        seen.append(row_id)
-    assert seen == rig.chain.ids
-    assert rig.frames.is_closed
-    assert rig.source.is_closed
-    return was_cancelled
-
-
-def test_cancellation_at_each_suspension_of_a_whole_life_loses_nothing() -> None:
-    place = 1
-    while run_virtual(play_with_a_cancellation(place)):
-        place += 1
-    assert place > 50, f"only {place} places: the scene has become too short"
 
 
 @virtual

@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
-import asyncpg
 import pytest
 
 from chain_kernel.clients.session import Session
@@ -25,7 +24,8 @@ from outbox.consumer.inbox import ConsumerConnections
 from outbox.sender.config import KeepConfig
 from outbox.session import OutboxSession
 from tests.builders.stored_chain import StoredChain
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
+from tests.opened import connected
 
 if TYPE_CHECKING:
     from chain_kernel.clients.postgres import Connection
@@ -37,17 +37,16 @@ HARMFUL = {
     "default_transaction_read_only": "on",
     "standard_conforming_strings": "off",
 }
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+WAITING = "SELECT count(*) = 0 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 TRIES = 6
 
 
 @pytest.fixture
 async def stored(database: str) -> AsyncIterator[StoredChain]:
-    connection = await asyncpg.connect(database)
-    chain = await StoredChain.create(connection, 7)
-    await chain.commit(5)
-    yield chain
-    await connection.close()
+    async with connected(database) as connection:
+        chain = await StoredChain.create(connection, 7)
+        await chain.commit(5)
+        yield chain
 
 
 async def test_settings_that_a_role_has_made_for_itself_stop_no_receiver_and_are_named(
@@ -55,10 +54,9 @@ async def test_settings_that_a_role_has_made_for_itself_stop_no_receiver_and_are
 ) -> None:
     for role in (GAP_READER, RECEIVER_WRITER):
         writing = {"default_transaction_read_only": "off"}
-        own = await asyncpg.connect(role_dsn(role), server_settings=writing)
-        for name, value in HARMFUL.items():
-            await own.execute(f"ALTER ROLE {role} SET {name} = '{value}'")
-        await own.close()
+        async with connected(role_dsn(role), server_settings=writing) as own:
+            for name, value in HARMFUL.items():
+                await own.execute(f"ALTER ROLE {role} SET {name} = '{value}'")
     try:
         async with GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=7)) as reader:
             start = (await reader.standing(0)).mark
@@ -131,19 +129,13 @@ async def test_tries_that_were_given_up_under_a_lock_leave_no_backend(
     config = GapReaderConfig(
         database=role_dsn(GAP_READER), chain_id=7, statement_seconds=0.3, connect_seconds=5.0
     )
-    holder = await asyncpg.connect(database)
-    try:
-        async with holder.transaction():
-            await holder.execute("LOCK TABLE chain_head")
-            async with GapReader(config) as reader:
-                for _ in range(TRIES):
-                    with pytest.raises(RetryError, match="no answer in time"):
-                        await reader.standing(0)
-            async with deadline():
-                while await stored.admin.fetchval(WAITING):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-    finally:
-        await holder.close()
+    async with connected(database) as holder, holder.transaction():
+        await holder.execute("LOCK TABLE chain_head")
+        async with GapReader(config) as reader:
+            for _ in range(TRIES):
+                with pytest.raises(RetryError, match="no answer in time"):
+                    await reader.standing(0)
+        await until(lambda: stored.admin.fetchval(WAITING))
 
 
 async def test_handlers_transaction_lasts_as_long_as_it_may_whatever_the_database_has_set(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chain_kernel.clients.http_server import HttpLimits, HttpServer, connections_max
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
 LARGE = bytes(10_000_000)
@@ -154,13 +154,13 @@ async def test_large_answer_is_not_copied_for_each_client_that_does_not_read() -
                 for _ in range(30):
                     silent = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
                     silent.sendall(GET % b"large")
-                while len(server.connections) < 30:  # noqa: ASYNC110 - there is no event
-                    await asyncio.sleep(0.01)
-                while not all(  # noqa: ASYNC110 - as above
-                    hasattr(each, "_taken") and not each._taken.is_set()
-                    for each in server.connections
-                ):
-                    await asyncio.sleep(0.01)
+                await until(lambda: len(server.connections) >= 30)
+                await until(
+                    lambda: all(
+                        hasattr(each, "_taken") and not each._taken.is_set()
+                        for each in server.connections
+                    )
+                )
                 held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -171,11 +171,8 @@ async def test_answer_that_is_not_read_holds_no_connection() -> None:
     async with serving(write_seconds=0.2) as (server, _, port):
         with socket.create_connection(("127.0.0.1", port)) as silent:
             silent.sendall(GET % b"large")
-            async with deadline():
-                while not server.connections:  # noqa: ASYNC110 - there is no event
-                    await asyncio.sleep(0.01)
-                while server.connections:  # noqa: ASYNC110 - as above
-                    await asyncio.sleep(0.01)
+            await until(lambda: server.connections)
+            await until(lambda: not server.connections)
         assert not server.waiting
 
 

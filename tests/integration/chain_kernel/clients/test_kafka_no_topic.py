@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from unittest.mock import AsyncMock
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from chain_kernel.errors import ConnectError, RetryError, TopicError
 from local_stack import KafkaServer
@@ -19,6 +18,7 @@ from outbox.sender.message_sender import MISSING, MessageSender
 from sequencer import SequencerConfig, TopicIntakeConfig, check_intake_topic
 from sequencer.stores.kafka import KafkaFrameSink
 from tests.deadlines import deadline
+from tests.opened import administering
 from tests.tuned import tuned
 
 
@@ -91,9 +91,5 @@ async def test_topic_that_is_missing_stays_missing(
     kafka, topic = kafka_to_break.bootstrap, f"nowhere-{secrets.token_hex(4)}"
     async with deadline():
         await look(kafka, topic)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    try:
+    async with administering(kafka) as admin:
         assert topic not in await admin.list_topics()
-    finally:
-        await admin.close()

@@ -54,15 +54,11 @@ async def publish(kafka: str, topic: str) -> None:
     """Send one record by each codec, as a producer that is set to it; or the broker compresses."""
     by_producer = topic.startswith("compressed-producer")
     for codec, value in zip(CODECS, VALUES, strict=True):
-        producer = AIOKafkaProducer(
+        async with AIOKafkaProducer(
             bootstrap_servers=kafka, compression_type=codec if by_producer else None
-        )
-        await producer.start()
-        try:
+        ) as producer:
             headers = [(HEADER, b"1")] if value == VALUES[2] else []
             await producer.send_and_wait(topic, value, partition=0, headers=headers)
-        finally:
-            await producer.stop()
 
 
 async def by_intake(kafka: str, topic: str, values: Values) -> None:

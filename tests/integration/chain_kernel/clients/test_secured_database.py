@@ -4,7 +4,6 @@ A chain's path is in `tests/integration/chainctl/test_secured.py`, Spark's part 
 `tests/integration/chain_verifier/test_secured.py`.
 """
 
-import asyncio
 import secrets
 from typing import Any
 from uuid import UUID
@@ -37,7 +36,7 @@ from outbox.roles import ROLES_OF
 from outbox.service.config import Clients, ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.server import MessageService
-from tests.deadlines import LONG_SECONDS, deadline
+from tests.deadlines import LONG_SECONDS, deadline, until
 from tests.integration.outbox.service.service_client import client
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 
@@ -114,8 +113,7 @@ async def test_message_is_relayed_served_consumed_and_confirmed(
         log = InboxLog(reached, CONSUMER)
         assert await log.applied([sent, served]) == effects
         await log.close()
-        while await business.fetchval("SELECT count(*) FROM outbox_pending"):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)  # the confirms are on their way
+        await until(lambda: business.fetchval("SELECT count(*) = 0 FROM outbox_pending"))
     await business.close()
     kept = await keep_outbox(KeepConfig(database=reached))
     assert not kept.is_full

@@ -8,7 +8,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 
-import asyncpg
 import pytest
 
 import outbox
@@ -33,6 +32,7 @@ from sequencer import (
 from sequencer.intake.topic import TopicIntakeStats
 from tests.deadlines import deadline
 from tests.integration.outbox.conftest import Sender, make_sender
+from tests.opened import connected
 from tests.secured_kafka import PREFIX, RECEIVER, SEQUENCER, SecuredKafka
 
 RoleDsn = Callable[[str], str]
@@ -98,9 +98,8 @@ async def test_orders_are_taken_from_a_topic(
         await are_taken.wait()
         running.cancel()
         await asyncio.wait([running])
-    admin = await asyncpg.connect(database)
-    found = await admin.fetch("SELECT payload FROM chain_event WHERE chain_id = $1", CHAIN_ID)
-    await admin.close()
+    async with connected(database) as admin:
+        found = await admin.fetch("SELECT payload FROM chain_event WHERE chain_id = $1", CHAIN_ID)
     assert {row["payload"] for row in found} == {b"one", b"two"}
 
 

@@ -22,7 +22,7 @@ from chain_kernel.errors import (
     SchemaError,
     SettingError,
 )
-from tests.deadlines import LONG_SECONDS, deadline
+from tests.deadlines import LONG_SECONDS, deadline, until
 from tests.silent_server import silent_server
 
 if TYPE_CHECKING:
@@ -118,9 +118,7 @@ async def test_cancelled_caller_harms_no_session(config_of: Any, watcher: Connec
         query = (
             "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)' AND pid = $1"
         )
-        async with deadline():
-            while not await watcher.fetchval(query, first):
-                pass  # each look is a round trip
+        await until(lambda: watcher.fetchval(query, first))
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking

@@ -20,7 +20,7 @@ from outbox import Consumer, ConsumerConfig, Delivery, Relay, RelayConfig
 from sequencer import open_sequencer
 from tests.builders.created_chain import Chain, create_chain
 from tests.certificates import Files
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.integration.chain_kernel.clients.test_secured_database import CONSUMER, make_outbox
 from tests.log_lines import log_lines
 from tests.secured_postgres import CERTIFIED, SecuredPostgres
@@ -188,8 +188,7 @@ async def test_relay_and_consumer_wait_and_a_message_takes_effect_once(
                 await send(b"two")
                 await log.until(f"{field} was '{path}'")
             assert await handled.get() == b"two"
-            while await business.fetchval("SELECT count(*) FROM outbox_pending"):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)  # the confirms are on their way
+            await until(lambda: business.fetchval("SELECT count(*) = 0 FROM outbox_pending"))
             consumer.stop()
             await running
     await business.close()

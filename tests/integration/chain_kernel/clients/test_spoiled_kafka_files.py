@@ -1,6 +1,5 @@
 """Certificates for Kafka that cannot be read for a while end no service that runs."""
 
-import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,7 +25,7 @@ from sequencer.intake.joint import JointConsumers
 from sequencer.intake.reader import TopicReader
 from tests.builders.created_chain import Chain
 from tests.certificates import Files
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.integration.outbox.conftest import Sender, make_sender
 from tests.log_lines import log_lines
 from tests.secured_kafka import PREFIX, SEQUENCER, TOPIC, SecuredKafka
@@ -67,8 +66,7 @@ async def chain(database: str, role_dsn: RoleDsn, kafka: KafkaConfig) -> Chain:
 
 
 async def until_published(sequencer: Sequencer, ack: Ack) -> None:
-    while sequencer.stats().head_published != ack.id:  # noqa: ASYNC110 - only the stats show it
-        await asyncio.sleep(0.01)
+    await until(lambda: sequencer.stats().head_published == ack.id)
 
 
 @contextmanager
@@ -171,14 +169,12 @@ async def test_client_that_runs_takes_a_new_password_at_its_next_connect(
         SEQUENCER, sasl_username=user, sasl_password="", sasl_password_file=str(file)
     )
     async with deadline():
-        while not await is_broker_there(config, 5.0):
-            pass  # users come into force soon after they are stored
+        await until(lambda: is_broker_there(config, 5.0))
         consumer = make_consumer(config, "test")
         await start_client(consumer)
         secured_kafka.set_password(user, "the second")
         file.write_text("the second")
-        while not await is_broker_there(config, 5.0):
-            pass
+        await until(lambda: is_broker_there(config, 5.0))
         cut(consumer)
         await consumer.topics()
         with spoiled(file, "away"):

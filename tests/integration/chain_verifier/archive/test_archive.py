@@ -28,15 +28,10 @@ from chain_verifier.places import Place, UrlPlace
 from chain_verifier.report import Verdict
 from chain_verifier.stored_chain import StoredChain
 from chain_verifier.verified_mark import read_extent
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of
-from tests.integration.chain_verifier.stored_rows import (
-    DROP_RULES,
-    PAGE_ROWS,
-    batches_of,
-    mark_up_to,
-    store,
-)
 from tests.stored_pages import execute
+
+from ..planted_faults import CHAIN_ID, chain_of, head_of
+from ..stored_rows import DROP_RULES, PAGE_ROWS, batches_of, mark_up_to, store
 
 ROWS = chain_of(random.Random(13), 400)
 HEAD = head_of(ROWS)

@@ -12,7 +12,6 @@ from itertools import count
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-import asyncpg
 import pytest
 from msgspec import json
 
@@ -27,6 +26,7 @@ from local_stack.process import free_port
 from tests.integration.chain_verifier.cluster import SparkCluster, spark_environment
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of, id_of
 from tests.integration.chain_verifier.stored_rows import PARTITION_IDS, store
+from tests.opened import connected
 
 ROWS = chain_of(random.Random(4), 120)
 MISSING = id_of(ROWS[50])
@@ -103,9 +103,8 @@ def archive(
 
 
 async def publish(dsn: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    await connection.execute("UPDATE chain_head SET published_id = last_id")
-    await connection.close()
+    async with connected(dsn) as connection:
+        await connection.execute("UPDATE chain_head SET published_id = last_id")
 
 
 KINDS = [

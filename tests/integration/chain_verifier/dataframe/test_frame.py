@@ -6,7 +6,6 @@ import secrets
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -15,7 +14,7 @@ from chain_verifier.dataframe import frame as module
 from chain_verifier.spark.own_session import own_session
 from local_stack import KafkaServer
 from orderchain.spark import verify_frame
-from tests.builders.topics import make_topics
+from tests.builders.topics import make_topics, send_records
 
 Found = set[tuple[Any, ...]]
 FAR = 3 * 2**20
@@ -181,9 +180,7 @@ def test_column_that_is_none_or_no_number_is_refused(
 async def publish(kafka: str, topic: str, *numbers: int) -> None:
     """Write records that know nothing of the engine."""
     await make_topics(kafka, topic)
-    async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
-        for number in numbers:
-            await producer.send_and_wait(topic, json.dumps({"seq": number}).encode())
+    await send_records(kafka, topic, *(json.dumps({"seq": number}).encode() for number in numbers))
 
 
 @pytest.mark.nightly

@@ -11,16 +11,10 @@ from chain_kernel.errors import InputError
 from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold, digest_of
 from chain_verifier.spark.own_session import own_session
-from tests.integration.chain_verifier.conftest import frame_of
-from tests.integration.chain_verifier.dataframe.books import (
-    BOOKS,
-    BY_COLUMN,
-    Book,
-    side_of,
-    start,
-    step,
-)
-from tests.integration.chain_verifier.planted_faults import chain_of, events_of
+
+from ..conftest import frame_of
+from ..planted_faults import chain_of, events_of
+from .books import BOOKS, BY_COLUMN, Book, side_of, start, step
 
 ROWS = chain_of(random.Random(6), 300)
 EVENTS = events_of(ROWS)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -23,17 +22,13 @@ from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
 from chain_verifier.spark.own_session import own_session
 from tests.builders.stored_chain import StoredChain
-from tests.integration.chain_verifier.dataframe.books import BOOKS, BY_COLUMN, Book
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, id_of
-from tests.integration.chain_verifier.published_frames import Topic, frames_of
-from tests.integration.chain_verifier.stored_rows import (
-    BATCH_ROWS,
-    archive,
-    batches_of,
-    mark_up_to,
-    store,
-)
+from tests.opened import connected
 from tests.stored_pages import execute
+
+from ..planted_faults import CHAIN_ID, Row, chain_of, id_of
+from ..published_frames import Topic, frames_of
+from ..stored_rows import BATCH_ROWS, archive, batches_of, mark_up_to, store
+from .books import BOOKS, BY_COLUMN, Book
 
 Read = Callable[..., DataFrame]
 
@@ -204,28 +199,6 @@ def test_bad_option_is_named(read: Read, options: dict[str, str], said: str) -> 
         read(**options).count()
 
 
-def test_stream_goes_on_where_its_checkpoint_is(
-    spark: SparkSession, url: str, database: str, tmp_path: Path
-) -> None:
-    orderchain.spark.register(spark)
-
-    def run() -> list[int]:
-        stream = spark.readStream.format("orderchain").option("url", url).load(str(CHAIN_ID))
-        query = (
-            stream.writeStream.format("parquet")
-            .option("path", str(tmp_path / "out"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        rows = spark.read.parquet(str(tmp_path / "out"))
-        return [row["id"] for row in rows.orderBy("id").collect()]
-
-    assert run() == [row.id for row in ROWS]
-    assert run() == [row.id for row in ROWS]
-
-
 def stream_of(url: str, start: int = 0) -> ChainStreamReader:
     return ChainStreamReader(ChainOptions.of({"url": url, "start": str(start)}))
 
@@ -235,10 +208,9 @@ def ids_in(reader: ChainReader | ChainStreamReader, tasks: Sequence[object]) -> 
 
 
 async def add_chain(dsn: str, chain_id: int) -> list[int]:
-    connection = await asyncpg.connect(dsn)
-    chain = await StoredChain.create(connection, chain_id)
-    await chain.commit(10)
-    await connection.close()
+    async with connected(dsn) as connection:
+        chain = await StoredChain.create(connection, chain_id)
+        await chain.commit(10)
     return chain.chain.ids
 
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
-import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 
@@ -21,6 +20,7 @@ from tests.builders.stored_chain import StoredChain
 from tests.integration.chain_verifier.dataframe.books import Book, side_of, start, step
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of, id_of
 from tests.integration.chain_verifier.stored_rows import archive, store
+from tests.opened import connected
 
 ROWS = chain_of(random.Random(8), 60)
 FOLD = "tests.integration.chain_verifier.dataframe.books:BOOKS"
@@ -57,16 +57,15 @@ def stored(
     monkeypatch.setenv("CHAINCTL_AUDIT_DATABASE", role_dsn("auditor"))
 
     async def put(states: list[tuple[str, int, bytes]]) -> None:
-        connection = await asyncpg.connect(database)
-        await connection.execute(
-            "CREATE TABLE IF NOT EXISTS book_state"
-            ' (chain_id int, "group" text, id bigint, digest bytea);'
-            "GRANT SELECT ON book_state TO auditor; TRUNCATE book_state"
-        )
-        rows = [(CHAIN_ID, *state) for state in states]
-        rows.append((CHAIN_ID + 1, "buy", 1, b"another chain's"))
-        await connection.executemany("INSERT INTO book_state VALUES ($1, $2, $3, $4)", rows)
-        await connection.close()
+        async with connected(database) as connection:
+            await connection.execute(
+                "CREATE TABLE IF NOT EXISTS book_state"
+                ' (chain_id int, "group" text, id bigint, digest bytea);'
+                "GRANT SELECT ON book_state TO auditor; TRUNCATE book_state"
+            )
+            rows = [(CHAIN_ID, *state) for state in states]
+            rows.append((CHAIN_ID + 1, "buy", 1, b"another chain's"))
+            await connection.executemany("INSERT INTO book_state VALUES ($1, $2, $3, $4)", rows)
 
     return lambda states: asyncio.run(put(states))
 
@@ -126,19 +125,6 @@ def test_state_of_no_chain_is_refused(
     states.write_text("\n".join([*map(json.dumps, rows), lacks]))
     assert main([*VERIFY, "--states", f"json:{states}"]) == 2
     assert "column chain_id of the states was 'NULL'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("line", ['{"id": 7}{"id": 8}', '{"chain_id": 1, "id": 7, "dig'])
-def test_line_of_states_that_is_read_in_part_is_refused(
-    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
-    tmp_path: Path, line: str,
-) -> None:  # fmt: skip
-    stored([])
-    states = tmp_path / "states.json"
-    right = {"chain_id": CHAIN_ID, "group": "", "id": 1, "digest": "00"}
-    states.write_text(f"{json.dumps(right)}\n{line}\n")
-    assert main([*VERIFY, "--states", f"json:{states}"]) == 2
-    assert "is not one JSON value" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("below", ["old", "day=1"])
@@ -225,18 +211,17 @@ def test_state_after_the_head_of_a_database_that_lags_is_no_difference(
 
 async def serve(dsn: str, has_begun: Event, is_over: Event) -> None:
     """Commit orders one by one, and store the state after each, as a service that runs."""
-    connection = await asyncpg.connect(dsn)
-    chain = await StoredChain.create(connection, SERVED)
-    books = dict[str, Book]()
-    while not is_over.wait(0.02):
-        (order,) = (await chain.commit(1)).events
-        side = side_of(order)
-        book = books.setdefault(side, start(side))
-        step(book, [order])
-        state = (SERVED, side, order.id, digest_of(book))
-        await connection.execute("INSERT INTO book_state VALUES ($1, $2, $3, $4)", *state)
-        has_begun.set()
-    await connection.close()
+    async with connected(dsn) as connection:
+        chain = await StoredChain.create(connection, SERVED)
+        books = dict[str, Book]()
+        while not is_over.wait(0.02):
+            (order,) = (await chain.commit(1)).events
+            side = side_of(order)
+            book = books.setdefault(side, start(side))
+            step(book, [order])
+            state = (SERVED, side, order.id, digest_of(book))
+            await connection.execute("INSERT INTO book_state VALUES ($1, $2, $3, $4)", *state)
+            has_begun.set()
 
 
 def test_right_service_that_runs_meanwhile_has_no_differences(

@@ -19,16 +19,11 @@ from msgspec.structs import replace
 
 from chain_verifier.dataframe.fold import digest_of
 from tests.command_call import Done
-from tests.integration.chain_verifier.cluster import (
-    SUBMIT,
-    ConnectServer,
-    SparkCluster,
-    on_small_disk,
-    spark_environment,
-)
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
-from tests.integration.chain_verifier.stored_rows import store
 from tests.pages import ROOT, blocks_of
+
+from ..cluster import SUBMIT, ConnectServer, SparkCluster, on_small_disk, spark_environment
+from ..planted_faults import CHAIN_ID, chain_of
+from ..stored_rows import store
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -19,22 +19,11 @@ from chain_verifier.report import Report, Verdict
 from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.table import HAS_NULL
 from chain_verifier.spark.verify import verify
-from tests.integration.chain_verifier.agreement import verified_by_both
-from tests.integration.chain_verifier.planted_faults import (
-    CHAIN_ID,
-    Row,
-    chain_of,
-    head_of,
-    id_of,
-    write_journal,
-)
-from tests.integration.chain_verifier.stored_rows import (
-    DROP_RULES,
-    PAGE_ROWS,
-    batches_of,
-    store,
-)
 from tests.stored_pages import execute
+
+from ..agreement import verified_by_both
+from ..planted_faults import CHAIN_ID, Row, chain_of, head_of, id_of, write_journal
+from ..stored_rows import DROP_RULES, PAGE_ROWS, batches_of, store
 
 ROWS = chain_of(random.Random(9), 300)
 HEAD = head_of(ROWS)
@@ -112,10 +101,6 @@ HARMS = {
         deleted_with_its_link(150),
         [finding(Kind.ROW_COUNT, count=LATER_ROWS - 1, expected_count=LATER_ROWS)],
         start=id_of(FIRST_BATCH[-1]),
-    ),
-    "a row after the head": Harm(
-        [f"INSERT INTO chain_event VALUES ({CHAIN_ID}, {HEAD + 2}, {HEAD}, 'k', 0, '')"],
-        [finding(Kind.BEYOND_HEAD, id=HEAD + 2, pid=HEAD, until_id=HEAD)],
     ),
     "a head that is known to be further": Harm(
         [], [finding(Kind.GAP, after_id=HEAD, until_id=HEAD + 10)], head=HEAD + 10

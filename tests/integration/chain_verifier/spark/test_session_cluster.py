@@ -14,6 +14,7 @@ import pytest
 
 import chainctl
 from chain_verifier.spark.packages import POSTGRESQL_JDBC
+from tests.builders.orders import order_file
 from tests.command_call import Done
 from tests.integration.chain_verifier.cluster import (
     SUBMIT,
@@ -70,8 +71,7 @@ def settings(
     orderchain_environment: dict[str, str], chain_id: int, tmp_path: Path
 ) -> dict[str, str]:
     """The settings of a database and a topic that hold the rows 1 to ROWS."""
-    path = tmp_path / "o.csv"
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, ROWS + 1)))
+    path = order_file(tmp_path / "o.csv", ROWS)
     must("chain", "create", chain_id, settings=orderchain_environment)
     must("sequence", "--chain", chain_id, "--input", path, settings=orderchain_environment)
     return orderchain_environment

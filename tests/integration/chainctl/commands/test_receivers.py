@@ -14,7 +14,7 @@ from chain_kernel.errors import PrimaryBehind, StillHalted
 from chain_kernel.model import Gap, Mark
 from chain_kernel.sql import RECEIVER_WRITER
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, PostgresHeadReports
-from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import Ctl, Refused
 
 Settings = dict[str, str]
 
@@ -61,9 +61,7 @@ def place(head: int) -> Mark:
     return Mark(id=head, batch_last_id=head, seal=bytes(32), epoch=1)
 
 
-def test_gaps_are_shown_and_chosen(
-    call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
-) -> None:
+def test_gaps_are_shown_and_chosen(ctl: Ctl, chain_id: int, role_dsn: Callable[[str], str]) -> None:
     now_ns = time.time_ns()
 
     async def leave() -> None:
@@ -77,9 +75,7 @@ def test_gaps_are_shown_and_chosen(
     asyncio.run(leave())
 
     def found(*options: object) -> list[Any]:
-        done = call("gaps", "--chain", chain_id, *options, "--json", settings=settings)
-        assert done.code == 0, done
-        lines: list[Any] = json.loads(done.out)
+        lines: list[Any] = ctl.json("gaps", "--chain", chain_id, *options)
         return lines
 
     assert found("--name", "a")[0] == {
@@ -93,12 +89,12 @@ def test_gaps_are_shown_and_chosen(
         (("--limit", 1), [30]), (("--name", "b"), [5]),
     ):  # fmt: skip
         assert [line["after_id"] for line in found(*options)] == ids, options
-    one = call("gaps", "--chain", chain_id, "--name", "b", settings=settings).out
+    one = ctl("gaps", "--chain", chain_id, "--name", "b").out
     assert ("archived" in one, "filled" in one) == (True, False)
 
 
 def test_unhalt_lets_a_receiver_start_again_and_reports_who_and_why(
-    call: Call, refused: Refused, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+    ctl: Ctl, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
 ) -> None:
     async def halt_and_start() -> None:
         async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "m") as store:
@@ -121,8 +117,8 @@ def test_unhalt_lets_a_receiver_start_again_and_reports_who_and_why(
 
     asyncio.run(halt_and_start())
     arguments = ("unhalt", "--chain", chain_id, "--name", "m", "--reason")
-    assert "--reason" in refused(*arguments, "  ", settings=settings)
-    done = call(*arguments, "restored from the archive", "--actor", "eve", settings=settings)
+    assert "--reason" in ctl.refused(*arguments, "  ")
+    done = ctl(*arguments, "restored from the archive", "--actor", "eve")
     assert done.code == 0, done
     assert "PrimaryBehind at 40" in done.err
     found, act = asyncio.run(start())
@@ -130,11 +126,11 @@ def test_unhalt_lets_a_receiver_start_again_and_reports_who_and_why(
     assert (act["act"], act["actor"], act["login"]) == ("unhalt", "eve", "postgres")
     assert act["reason"] == "restored from the archive"
     assert "PrimaryBehind at 40" in act["detail"]
-    assert "a halted receiver" in refused(*arguments, "again", settings=settings)
+    assert "a halted receiver" in ctl.refused(*arguments, "again")
 
 
 def test_status_parts_stored_from_reported_places_and_who_has_halted(
-    call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+    ctl: Ctl, chain_id: int, role_dsn: Callable[[str], str]
 ) -> None:
     async def leave() -> None:
         async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "own") as store:
@@ -148,9 +144,8 @@ def test_status_parts_stored_from_reported_places_and_who_has_halted(
             await store.record_halt(PrimaryBehind(chain_id, 30, 40), 40)
 
     asyncio.run(leave())
-    done = call("status", "--chain", chain_id, "--json", settings=settings)
-    assert done.code == 0, done
-    lines = {line["receiver"]: line for line in json.loads(done.out)["receivers"]}
+    found = ctl.json("status", "--chain", chain_id)
+    lines = {line["receiver"]: line for line in found["receivers"]}
     shown = {name: (line["checkpoint"], line["halted"]) for name, line in lines.items()}
     assert shown == {
         "own": ("stored", ""),
@@ -160,9 +155,9 @@ def test_status_parts_stored_from_reported_places_and_who_has_halted(
     assert (lines["own"]["behind_ids"], lines["own"]["behind_rows"]) == (20, 20)
     assert lines["own"]["behind_seconds"] > 3_000
     assert (lines["journal"]["behind_ids"], lines["journal"]["behind_seconds"]) == (0, 0)
-    table = call("status", "--chain", chain_id, settings=settings).out
+    table = ctl("status", "--chain", chain_id).out
     assert "PrimaryBehind at 40" in table
-    lag = call("lag", "--chain", chain_id, "--json", settings=settings)
+    lag = ctl("lag", "--chain", chain_id, "--json")
     assert {line["receiver"]: line for line in json.loads(lag.out)}.keys() == lines.keys()
 
 
@@ -178,7 +173,7 @@ def test_unhalt_with_the_receivers_own_role_is_refused(
 
 
 def test_lag_is_a_check_for_monitors(
-    call: Call, refused: Refused, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+    ctl: Ctl, chain_id: int, role_dsn: Callable[[str], str]
 ) -> None:
     async def leave() -> None:
         for name, head in (("behind", 10), ("in step", 30)):
@@ -187,30 +182,25 @@ def test_lag_is_a_check_for_monitors(
 
     asyncio.run(leave())
     lag = ("lag", "--chain", chain_id)
-    assert call(*lag, "--max-rows", 20, "--max-seconds", "1d", settings=settings).code == 0
-    late = call(*lag, "--max-seconds", "5m", settings=settings)
+    ctl.done(*lag, "--max-rows", 20, "--max-seconds", "1d")
+    late = ctl(*lag, "--max-seconds", "5m")
     assert late.code == 1
     assert f"receiver 'behind' of chain {chain_id} is 3,6" in late.err
-    many = call(*lag, "--max-rows", 19, settings=settings)
+    many = ctl(*lag, "--max-rows", 19)
     assert many.code == 1
     assert "is 20 rows behind, above 19" in many.err
-    assert call(*lag, "--name", "in step", "--max-rows", 0, settings=settings).code == 0
-    assert "a receiver of chain" in refused(*lag, "--name", "nobody", settings=settings)
+    ctl.done(*lag, "--name", "in step", "--max-rows", 0)
+    assert "a receiver of chain" in ctl.refused(*lag, "--name", "nobody")
     for name in ("behind", "in step"):
-        gone = call(
-            "receivers", "forget", name, "--chain", chain_id, "--reason", "x", settings=settings
-        )
-        assert gone.code == 0, gone
-    assert call(*lag, settings=settings).code == 0
-    nobody = call(*lag, "--max-seconds", "5m", settings=settings)
+        ctl.done("receivers", "forget", name, "--chain", chain_id, "--reason", "x")
+    ctl.done(*lag)
+    nobody = ctl(*lag, "--max-seconds", "5m")
     assert (nobody.code, "has no receiver" in nobody.err) == (1, True), nobody
-    assert "'soon', expected a time span" in refused(
-        *lag, "--max-seconds", "soon", settings=settings
-    )
+    assert "'soon', expected a time span" in ctl.refused(*lag, "--max-seconds", "soon")
 
 
 def test_receiver_is_moved_reset_and_forgotten_with_a_reason_and_without_sql(
-    call: Call, refused: Refused, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+    ctl: Ctl, chain_id: int, role_dsn: Callable[[str], str]
 ) -> None:
     async def leave() -> None:
         async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "m") as store:
@@ -226,18 +216,13 @@ def test_receiver_is_moved_reset_and_forgotten_with_a_reason_and_without_sql(
     chain = ("--chain", chain_id)
 
     def act(command: str, *options: object) -> dict[str, Any]:
-        done = call(
-            "receivers", command, "m", *chain, "--reason", "a drill", "--actor", "ann", "--json",
-            *options, settings=settings,
-        )  # fmt: skip
-        assert done.code == 0, done
-        found: dict[str, Any] = json.loads(done.out)
+        found: dict[str, Any] = ctl.json(
+            "receivers", command, "m", *chain, "--reason", "a drill", "--actor", "ann", *options
+        )
         return found
 
     def listed() -> list[Any]:
-        done = call("lag", *chain, "--json", settings=settings)
-        assert done.code == 0, done
-        found: list[Any] = json.loads(done.out)
+        found: list[Any] = ctl.json("lag", *chain)
         return [(each["receiver"], each["head_delivered"], each["agrees"]) for each in found]
 
     assert listed() == [("m", 10, "yes")]
@@ -248,27 +233,24 @@ def test_receiver_is_moved_reset_and_forgotten_with_a_reason_and_without_sql(
     assert listed() == [("m", 10, "yes")], "a dry run changes nothing"
     assert act("move", "--to", 30)["now"] == tried["now"]
     assert listed() == [("m", 30, "yes")]
-    assert "the nearest: 10 and 30" in refused(
-        "receivers", "move", "m", *chain, "--to", 17, "--reason", "x", settings=settings
+    assert "the nearest: 10 and 30" in ctl.refused(
+        "receivers", "move", "m", *chain, "--to", 17, "--reason", "x"
     )
     assert act("reset")["now"] == "checkpoint 0; 40 rows processed again"
-    lifted = call("unhalt", *chain, "--name", "m", "--reason", "looked at", settings=settings)
-    assert lifted.code == 0, lifted
+    ctl.done("unhalt", *chain, "--name", "m", "--reason", "looked at")
     assert asyncio.run(load()) == replace(place(0), epoch=0)
     assert act("forget")["now"] == "forgotten"
     assert listed() == []
-    assert json.loads(call("gaps", *chain, "--json", settings=settings).out) == []
-    assert "a receiver of chain" in refused(
-        "receivers", "forget", "m", *chain, "--reason", "x", settings=settings
-    )
-    acts = json.loads(call("acts", *chain, "--json", settings=settings).out)
+    assert ctl.json("gaps", *chain) == []
+    assert "a receiver of chain" in ctl.refused("receivers", "forget", "m", *chain, "--reason", "x")
+    acts = ctl.json("acts", *chain)
     assert [each["act"] for each in acts] == ["forget", "unhalt", "reset", "move"]
     assert acts[0]["actor"] == "ann"
     assert acts[0]["reason"] == "a drill"
 
 
 def test_checkpoint_that_the_database_contradicts_is_listed_as_such(
-    call: Call, settings: Settings, chain_id: int, role_dsn: Callable[[str], str]
+    ctl: Ctl, chain_id: int, role_dsn: Callable[[str], str]
 ) -> None:
     async def leave() -> None:
         for name, mark in (
@@ -280,7 +262,7 @@ def test_checkpoint_that_the_database_contradicts_is_listed_as_such(
                 await store.save(0, mark)
 
     asyncio.run(leave())
-    done = call("lag", "--chain", chain_id, "--json", settings=settings)
+    done = ctl("lag", "--chain", chain_id, "--json")
     assert {each["receiver"]: each["agrees"] for each in json.loads(done.out)} == {
         "other seal": "another seal", "ahead": "ahead of the head", "no batch": "no such batch",
     }  # fmt: skip

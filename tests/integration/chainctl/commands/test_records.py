@@ -16,7 +16,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 from chain_kernel.clients.kafka import TopicPartition, UnreadableRecord
 from chain_kernel.sql import AUDITOR, GAP_READER, SEQUENCER_WRITER
 from local_stack import PostgresServer
-from tests.integration.chainctl.conftest import Admin, Call, Refused, fill_chain
+from tests.builders.orders import order_file
+from tests.integration.chainctl.conftest import Admin, Call, Ctl, Refused, fill_chain
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.old_kafka import old_kafka
 from tests.stored_pages import LET_TAMPER
@@ -24,34 +25,24 @@ from tests.stored_pages import LET_TAMPER
 Settings = dict[str, str]
 
 
-def json_of(call: Call, settings: Settings, *arguments: object) -> Any:
-    done = call(*arguments, "--json", settings=settings)
-    assert done.code == 0, done
-    return json.loads(done.out)
-
-
-def test_show_reports_all_that_is_stored_of_an_order(
-    call: Call, module_settings: Settings, filled_once: int
-) -> None:
+def test_show_reports_all_that_is_stored_of_an_order(ctl: Ctl, filled_once: int) -> None:
     chain = ("--chain", filled_once)
-    found = json_of(call, module_settings, "show", 7, *chain)
+    found = ctl.json("show", 7, *chain)
     assert (found["row"]["id"], found["row"]["pid"], found["row"]["key"]) == (7, 6, "o.csv#7")
     assert found["batch"]["first_id"] <= 7 <= found["batch"]["last_id"]
     assert len(found["batch"]["seal"]) == 64
     assert (found["published"], found["verified"]) == (True, None)
-    shown = call("show", FILLED_ROWS, *chain, settings=module_settings)
+    shown = ctl("show", FILLED_ROWS, *chain)
     assert f"o.csv#{FILLED_ROWS}" in shown.out
 
 
-def test_show_of_an_id_that_no_row_has_names_its_neighbours(
-    call: Call, module_settings: Settings, filled_once: int
-) -> None:
-    done = call("show", FILLED_ROWS + 1, "--chain", filled_once, settings=module_settings)
+def test_show_of_an_id_that_no_row_has_names_its_neighbours(ctl: Ctl, filled_once: int) -> None:
+    done = ctl("show", FILLED_ROWS + 1, "--chain", filled_once)
     assert done.code == 1, done
     assert "\npublished: no\n" in done.out
     assert f"has no row {FILLED_ROWS + 1}; the row before is {FILLED_ROWS}, " in done.err
     assert done.err.endswith("the row after none\n")
-    done = call("show", 0, "--chain", filled_once, settings=module_settings)
+    done = ctl("show", 0, "--chain", filled_once)
     assert (done.code, done.out) == (2, ""), "no row has it, archived or not"
 
 
@@ -59,13 +50,14 @@ def test_show_of_a_row_at_the_end_of_its_page_names_the_row_after_it(
     call: Call, database: str, module_settings: Settings, free_chain: int, tmp_path: Path
 ) -> None:
     settings = {**module_settings, "CHAINCTL_DATABASE": database}
-    chain, orders = ("--chain", free_chain), tmp_path / "o.csv"
-    orders.write_text("n\n" + "1\n" * 20, encoding="utf-8")
+    chain, orders = ("--chain", free_chain), order_file(tmp_path / "o.csv", 20)
     assert call("chain", "create", free_chain, settings=settings).code == 0
     sequence = ("sequence", *chain, "--input", orders, "--batch-rows", 10)
     assert call(*sequence, settings=settings).code == 0
     near = {
-        row_id: json_of(call, settings, "show", row_id, *chain)["neighbours"]
+        row_id: json.loads(call("show", row_id, *chain, "--json", settings=settings).out)[
+            "neighbours"
+        ]
         for row_id in (1, 10, 11, 20)
     }
     assert near == {
@@ -96,20 +88,18 @@ def test_show_of_a_row_that_was_removed_says_that_its_batch_lacks_it(
     assert stored == committed - 1
 
 
-def test_tail_shows_the_last_orders_in_their_order(
-    call: Call, module_settings: Settings, filled_once: int
-) -> None:
-    rows = json_of(call, module_settings, "tail", "--chain", filled_once, "--limit", 3)
+def test_tail_shows_the_last_orders_in_their_order(ctl: Ctl, filled_once: int) -> None:
+    rows = ctl.json("tail", "--chain", filled_once, "--limit", 3)
     assert [row["id"] for row in rows] == [FILLED_ROWS - 2, FILLED_ROWS - 1, FILLED_ROWS]
     late = ("tail", "--chain", filled_once, "--after", FILLED_ROWS - 1)
-    assert [row["id"] for row in json_of(call, module_settings, *late)] == [FILLED_ROWS]
+    assert [row["id"] for row in ctl.json(*late)] == [FILLED_ROWS]
 
 
 def test_sizes_is_a_check_for_monitors(
-    call: Call, refused: Refused, module_settings: Settings, postgres_server: PostgresServer,
-    filled_once: int,
+    ctl: Ctl, call: Call, refused: Refused, module_settings: Settings,
+    postgres_server: PostgresServer, filled_once: int,
 ) -> None:  # fmt: skip
-    found = json_of(call, module_settings, "sizes", "--over", "1d")
+    found = ctl.json("sizes", "--over", "1d")
     bytes_of = {each["table"]: each["bytes"] for each in found["tables"]}
     assert min(bytes_of["chain_page"], found["log"]["bytes"]) > 0
     heads = next(each for each in found["tables"] if each["table"] == "chain_head")
@@ -117,42 +107,44 @@ def test_sizes_is_a_check_for_monitors(
     grown = next(each for each in found["growth"] if each["chain"] == filled_once)
     assert grown["rows"] == FILLED_ROWS
     assert min(grown["bytes_per_second"], found["log"]["bytes_per_second"]) > 0
-    done = call("sizes", "--max-bytes", "1KB", settings=module_settings)
+    done = ctl("sizes", "--max-bytes", "1KB")
     assert (done.code, "the database has " in done.err, "above 1,000" in done.err) == (
         1,
         True,
         True,
     )
-    assert call("sizes", "--max-bytes", "9TB", settings=module_settings).code == 0
+    ctl.done("sizes", "--max-bytes", "9TB")
     assert "'5XB', expected a size" in refused("sizes", "--max-bytes", "5XB")
     name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
     auditor = {"CHAINCTL_DATABASE": postgres_server.dsn(AUDITOR, name)}
-    assert json_of(call, auditor, "sizes")["log"]["bytes"] is None  # only for pg_monitor
+    assert (
+        json.loads(call("sizes", "--json", settings=auditor).out)["log"]["bytes"] is None
+    )  # only for pg_monitor
 
 
 @pytest.mark.parametrize("codec", ["snappy", "lz4", "zstd", "gzip"])
 def test_sizes_measures_a_topic_that_the_broker_compresses(
-    call: Call, module_settings: Settings, free_chain: int, tmp_path: Path, admin: Admin, codec: str
+    ctl: Ctl, module_settings: Settings, free_chain: int, tmp_path: Path, admin: Admin, codec: str
 ) -> None:
     topic = f"sized-{codec}"
     config = {"compression.type": codec}
     admin(lambda client: client.create_topics([NewTopic(topic, 1, 1, topic_configs=config)]))
-    made = call("chain", "create", free_chain, "--topic", topic, settings=module_settings)
-    assert made.code == 0, made
+    ctl.done("chain", "create", free_chain, "--topic", topic)
     fill_chain(module_settings, free_chain, tmp_path)
-    found = json_of(call, module_settings, "sizes")
+    found = ctl.json("sizes")
     measured = next(each for each in found["topics"] if each["topic"] == topic)
     assert measured["records"] > 0
     assert measured["about_bytes"] > 10 * FILLED_ROWS
-    assert topic in call("sizes", settings=module_settings).out
+    assert topic in ctl("sizes").out
 
 
 def test_sizes_without_a_codec_or_a_broker_shows_the_database_and_says_why(
-    call: Call, module_settings: Settings, filled_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ctl: Ctl, call: Call, module_settings: Settings, filled_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     with monkeypatch.context() as without:
         without.setattr("chain_kernel.clients.kafka.AIOKafkaConsumer.getmany", unreadable)
-        done = call("sizes", settings=module_settings)
+        done = ctl("sizes")
     assert (done.code, "chain_page" in done.out) == (0, True), done
     assert "topics are not measured: compression of the record of topic " in done.err
     away = module_settings | {"CHAINCTL_KAFKA": "127.0.0.1:1"}
@@ -166,27 +158,24 @@ async def unreadable(*_: object, **__: object) -> None:
     raise UnreadableRecord(TopicPartition("orders", 0), 0, 1, cause, is_damaged=False)
 
 
-def test_status_without_a_chain_shows_each_with_its_leader(
-    call: Call, module_settings: Settings, filled_once: int
-) -> None:
-    found = json_of(call, module_settings, "status")
+def test_status_without_a_chain_shows_each_with_its_leader(ctl: Ctl, filled_once: int) -> None:
+    found = ctl.json("status")
     mine = next(each for each in found["chains"] if each["chain"] == filled_once)
     assert (mine["leader_state"], mine["head_persisted"]) == ("handed over", FILLED_ROWS)
-    assert "LEADER_STATE" in call("status", settings=module_settings).out
+    assert "LEADER_STATE" in ctl("status").out
 
 
 def test_doctor_says_what_would_fail_and_what_to_do(
-    call: Call, module_settings: Settings, filled_once: int
+    ctl: Ctl, call: Call, module_settings: Settings, filled_once: int
 ) -> None:
-    well = call("doctor", "--chain", filled_once, "--json", settings=module_settings)
-    assert well.code == 0, well
-    states = {each["what"]: each["state"] for each in json.loads(well.out)}
+    well = ctl.json("doctor", "--chain", filled_once)
+    states = {each["what"]: each["state"] for each in well}
     assert {"database", "schema", "clock", "kafka", f"topic orderchain.{filled_once}"} <= set(
         states
     )
     assert "failed" not in states.values()
     assert states["login"] == "warning"  # a superuser
-    found = {each["what"]: each["found"] for each in json.loads(well.out)}
+    found = {each["what"]: each["found"] for each in well}
     assert found["disk of the database"] == "it has room"
     assert re.fullmatch(
         r"3\.\d+\.\d+, orderchain \S+, hot functions in (python|native)", found["python"]
@@ -239,8 +228,9 @@ def test_doctor_says_whether_kafka_is_new_enough_and_refuses_an_old_one_in_one_l
 
 
 def test_broker_that_fails_in_mid_look_is_one_line_of_doctor_and_of_a_new_chain(
-    call: Call, module_settings: Settings, filled_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ctl: Ctl, call: Call, module_settings: Settings, filled_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     send = AIOKafkaAdminClient._send_request
 
     async def fail(client: AIOKafkaAdminClient, request: object, *rest: object) -> object:
@@ -253,16 +243,16 @@ def test_broker_that_fails_in_mid_look_is_one_line_of_doctor_and_of_a_new_chain(
     assert found["kafka"]["state"] == found["schema"]["state"] == "ok"
     topic = found[f"topic orderchain.{filled_once}"]
     assert topic["state"] == "failed"
-    done = call("chain", "create", filled_once + 1, settings=module_settings)
+    done = ctl("chain", "create", filled_once + 1)
     assert done.code == 3, done
     for line in (topic["found"], done.err):
         assert f"kafka: {module_settings['CHAINCTL_KAFKA']}: NodeNotReadyError: " in line
 
 
 def test_doctor_sends_a_record_and_says_that_a_broker_refuses_it(
-    call: Call, module_settings: Settings, free_chain: int, admin: Admin
+    ctl: Ctl, call: Call, module_settings: Settings, free_chain: int, admin: Admin
 ) -> None:
-    assert call("chain", "create", free_chain, settings=module_settings).code == 0
+    ctl.done("chain", "create", free_chain)
     topic = f"orderchain.{free_chain}"
     found = lines_of(call, module_settings, "--chain", free_chain)
     assert found["records"]["found"] == "1 topic acknowledged one"
@@ -275,9 +265,9 @@ def test_doctor_sends_a_record_and_says_that_a_broker_refuses_it(
     assert "max.message.bytes 10: not every order fits" in found[f"topic {topic}"]["found"]
     # Readers pass over what it sent.
     output = ("receive", "--chain", free_chain, "--output", "-")
-    assert call(*output, settings=module_settings).code == 0
+    ctl.done(*output)
     verify = ("verify", "--chain", free_chain, "--source", "database", "--source", "topic")
-    assert call(*verify, "--local", settings=module_settings).code == 0
+    ctl.done(*verify, "--local")
 
 
 def lines_of(call: Call, settings: Settings, *arguments: object) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from chain_kernel.sql import SCHEMA_VERSION
 from local_stack import PostgresServer
 from local_stack.errors import StatementFailed
-from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import Call, Ctl, Refused
 
 VERSION = f"schema version {SCHEMA_VERSION}"
 
@@ -61,13 +61,13 @@ def latin_database(postgres_server: PostgresServer) -> Iterator[str]:
     postgres_server.drop_database(name)
 
 
-def test_schema_applied_twice_is_applied_once(call: Call, settings: dict[str, str]) -> None:
-    first = call("schema", "apply", settings=settings)
-    again = call("schema", "apply", settings=settings)
+def test_schema_applied_twice_is_applied_once(ctl: Ctl) -> None:
+    first = ctl("schema", "apply")
+    again = ctl("schema", "apply")
     assert (first.code, again.code) == (0, 0)
     assert first.err == f"chainctl: {VERSION} applied\n"
     assert again.err == f"chainctl: {VERSION} is already there, nothing done\n"
-    assert call("schema", "check", settings=settings).code == 0
+    ctl.done("schema", "check")
 
 
 def test_schema_applied_by_two_at_once_is_applied_once(
@@ -83,9 +83,9 @@ def test_schema_applied_by_two_at_once_is_applied_once(
 
 
 def test_schema_check_names_what_is_missing_or_different_and_ends_with_one(
-    call: Call, settings: dict[str, str], postgres_server: PostgresServer, empty_database_name: str
+    ctl: Ctl, postgres_server: PostgresServer, empty_database_name: str
 ) -> None:
-    call("schema", "apply", settings=settings)
+    ctl("schema", "apply")
     postgres_server.execute(
         "GRANT UPDATE ON chain_lease TO gap_reader; DROP TABLE chain_skip; DROP VIEW chain_event;"
         "ALTER TABLE chain_act ALTER COLUMN detail DROP NOT NULL;",
@@ -97,26 +97,25 @@ def test_schema_check_names_what_is_missing_or_different_and_ends_with_one(
         "table chain_skip: missing",
         "view chain_event: missing",
     ]
-    done = call("schema", "check", settings=settings)
+    done = ctl("schema", "check")
     assert (done.code, done.out.splitlines()) == (1, lines)
     assert done.err == "chainctl: 4 differences from what was shipped\n"
-    done = call("schema", "check", "--json", "--own-role", "gap_reader", settings=settings)
+    done = ctl("schema", "check", "--json", "--own-role", "gap_reader")
     assert (done.code, json.loads(done.out)["differences"]) == (1, [lines[0], *lines[2:]])
 
 
 def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
-    call: Call, refused: Refused, settings: dict[str, str], postgres_server: PostgresServer,
-    empty_database_name: str,
-) -> None:  # fmt: skip
-    assert "expected the tables of part chain" in refused("schema", "upgrade", settings=settings)
-    call("schema", "apply", settings=settings)
+    ctl: Ctl, postgres_server: PostgresServer, empty_database_name: str
+) -> None:
+    assert "expected the tables of part chain" in ctl.refused("schema", "upgrade")
+    ctl("schema", "apply")
     for options in ([], ["--finish"], ["--dry-run"]):
-        done = call("schema", "upgrade", *options, settings=settings)
+        done = ctl("schema", "upgrade", *options)
         assert (done.code, done.out, done.err) == (0, "", "chainctl: nothing to do\n")
-    line = refused("schema", "upgrade", "--to", 0, settings=settings)
+    line = ctl.refused("schema", "upgrade", "--to", 0)
     assert f"schema version was {SCHEMA_VERSION}, expected at most 0" in line
     newer = SCHEMA_VERSION + 1
-    line = refused("schema", "upgrade", "--to", newer, settings=settings)
+    line = ctl.refused("schema", "upgrade", "--to", newer)
     assert f"--to was {newer}, expected at most {SCHEMA_VERSION}: use a newer orderchain" in line
     for version, refusal in (
         (newer, f"was {newer}, expected at most {SCHEMA_VERSION}; use a newer orderchain"),
@@ -124,14 +123,14 @@ def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
     ):
         change = f"UPDATE schema_version SET version = {version}"  # noqa: S608
         postgres_server.execute(change, database=empty_database_name)
-        assert refusal in refused("schema", "upgrade", settings=settings)
+        assert refusal in ctl.refused("schema", "upgrade")
 
 
 def test_numbers_behind_their_rows_are_named_with_the_remedy(
-    call: Call, settings: dict[str, str], postgres_server: PostgresServer, empty_database_name: str
+    ctl: Ctl, postgres_server: PostgresServer, empty_database_name: str
 ) -> None:
     """As on a logical replica that is promoted: it has the rows, and no sequence's place."""
-    call("schema", "apply", settings=settings)
+    ctl("schema", "apply")
     postgres_server.execute(
         "SELECT chain_create(7, decode(repeat('00', 32), 'hex'), 't', 0, 1000);"
         "INSERT INTO chain_act (chain_id, act, actor, reason, detail)"
@@ -139,26 +138,25 @@ def test_numbers_behind_their_rows_are_named_with_the_remedy(
         "SELECT setval(pg_get_serial_sequence('public.chain_act', 'act_id'), 1, false)",
         database=empty_database_name,
     )
-    done = call("schema", "check", settings=settings)
+    done = ctl("schema", "check")
     what, select, remedy = done.out.partition(": SELECT ")
     assert (done.code, what.split()[:2], bool(select)) == (1, ["table", "chain_act:"], True), done
-    assert remedy.strip() in call("doctor", settings=settings).out
+    assert remedy.strip() in ctl("doctor").out
     postgres_server.execute(f"SELECT {remedy}", database=empty_database_name)
-    assert call("schema", "check", settings=settings).code == 0
+    ctl.done("schema", "check")
 
 
 def test_schema_check_during_an_upgrade_names_it(
-    call: Call, settings: dict[str, str], postgres_server: PostgresServer,
-    empty_database_name: str,
-) -> None:  # fmt: skip
-    call("schema", "apply", settings=settings)
+    ctl: Ctl, postgres_server: PostgresServer, empty_database_name: str
+) -> None:
+    ctl("schema", "apply")
     postgres_server.execute(
         "UPDATE schema_version SET upgrade_to = version + 1", database=empty_database_name
     )
-    done = call("schema", "check", "--json", settings=settings)
+    done = ctl("schema", "check", "--json")
     under_way = f"{VERSION}: an upgrade to {SCHEMA_VERSION + 1} is under way"
     assert (done.code, json.loads(done.out)["differences"]) == (1, [under_way])
-    assert call("chain", "list", settings=settings).code == 0
+    ctl.done("chain", "list")
 
 
 OTHER_SCHEMAS = {
@@ -225,13 +223,12 @@ def test_schema_is_not_applied_over_one_of_another_version(
 
 
 def test_schema_over_tables_of_somebody_else_is_refused_whole(
-    refused: Refused, settings: dict[str, str], postgres_server: PostgresServer,
-    empty_database_name: str,
-) -> None:  # fmt: skip
+    ctl: Ctl, postgres_server: PostgresServer, empty_database_name: str
+) -> None:
     postgres_server.execute("CREATE TABLE chain_head (mine int)", database=empty_database_name)
-    assert "chain_head" in refused("schema", "apply", settings=settings)
-    assert "expected the tables of part chain" in refused("schema", "check", settings=settings)
-    line = refused("schema", "check", "--part", "decision", settings=settings)
+    assert "chain_head" in ctl.refused("schema", "apply")
+    assert "expected the tables of part chain" in ctl.refused("schema", "check")
+    line = ctl.refused("schema", "check", "--part", "decision")
     assert "(chainctl schema apply --part decision)" in line
 
 
@@ -272,10 +269,9 @@ def test_schema_in_a_database_that_is_not_utf8_is_refused_by_every_command(
 
 
 def test_schema_check_names_what_is_left_to_a_dba(
-    call: Call, settings: dict[str, str], postgres_server: PostgresServer,
-    empty_database_name: str,
-) -> None:  # fmt: skip
-    call("schema", "apply", settings=settings)
+    ctl: Ctl, postgres_server: PostgresServer, empty_database_name: str
+) -> None:
+    ctl("schema", "apply")
     postgres_server.execute(
         f"GRANT TEMPORARY ON DATABASE {empty_database_name} TO PUBLIC;"
         "GRANT CREATE ON SCHEMA public TO PUBLIC;"
@@ -287,13 +283,13 @@ def test_schema_check_names_what_is_left_to_a_dba(
         f"REVOKE CREATE, TEMPORARY ON DATABASE {empty_database_name} FROM PUBLIC",
         "REVOKE EXECUTE ON FUNCTION lo_create(oid) FROM PUBLIC",
     ]
-    done = call("schema", "check", "--json", settings=settings)
+    done = ctl("schema", "check", "--json")
     found = json.loads(done.out)["differences"]
     assert (done.code, found) == (1, [f"step {step}: missing" for step in left])
-    again = call("schema", "apply", settings=settings)
+    again = ctl("schema", "apply")
     assert again.err.splitlines()[1:] == [f"chainctl: left to the DBA: {step};" for step in left]
     postgres_server.execute(";".join(left), database=empty_database_name)
-    assert call("schema", "check", settings=settings).code == 0
+    ctl.done("schema", "check")
 
 
 def test_schema_applied_while_a_reader_holds_any_advisory_lock_is_applied(
@@ -315,19 +311,18 @@ def test_schema_applied_while_a_reader_holds_any_advisory_lock_is_applied(
 
 @pytest.mark.parametrize("name", ["outbox", "inbox"])
 def test_schema_of_another_part_stands_alone_or_beside_the_chain_and_its_grants_apply_again(
-    call: Call, refused: Refused, settings: dict[str, str], postgres_server: PostgresServer,
-    empty_database_name: str, name: str,
-) -> None:  # fmt: skip
+    call: Call, ctl: Ctl, postgres_server: PostgresServer, empty_database_name: str, name: str
+) -> None:
     part = ["--part", name]
-    assert f"part {name}" in refused("schema", "check", *part, settings=settings)
-    first = call("schema", "apply", *part, settings=settings)
-    again = call("schema", "apply", *part, settings=settings)
+    assert f"part {name}" in ctl.refused("schema", "check", *part)
+    first = ctl("schema", "apply", *part)
+    again = ctl("schema", "apply", *part)
     assert first.err == f"chainctl: schema of {name}, version 1 applied\n"
     assert again.err == f"chainctl: schema of {name}, version 1 is already there, nothing done\n"
-    assert call("schema", "check", *part, settings=settings).code == 0
-    assert "schema" in refused("schema", "check", settings=settings)
-    assert call("schema", "apply", settings=settings).code == 0
+    ctl.done("schema", "check", *part)
+    assert "schema" in ctl.refused("schema", "check")
+    ctl.done("schema", "apply")
     for each in (part, []):
         grants = call("grants", "print", *each).out
         postgres_server.execute(f"BEGIN;\n{grants}\nCOMMIT;\n", database=empty_database_name)
-        assert call("schema", "check", *each, settings=settings).code == 0
+        ctl.done("schema", "check", *each)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import asyncpg
 import pytest
 
 import outbox
@@ -24,6 +23,7 @@ from outbox import Destination, Message, draw_message_ids, save_destinations
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import LONG_SECONDS, Deadline
 from tests.integration.chainctl.conftest import Start
+from tests.opened import connected
 
 CHAIN = 7
 ROWS = 20
@@ -154,11 +154,8 @@ def on_database(database: str) -> Callable[[Callable[[Any], Awaitable[Any]]], An
     """Runs a coroutine with a superuser's connection to the console's database."""
 
     async def run(work: Callable[[Any], Awaitable[Any]]) -> Any:
-        connection = await asyncpg.connect(database)
-        try:
+        async with connected(database) as connection:
             return await work(connection)
-        finally:
-            await connection.close()
 
     return lambda work: asyncio.run(run(work))
 
@@ -244,12 +241,9 @@ async def leave_receivers(database: str, filled: Filled) -> None:
 
 
 async def _mark(database: str, last_id: int) -> Mark:
-    connection = await asyncpg.connect(database)
-    try:
+    async with connected(database) as connection:
         query = "SELECT seal, epoch FROM chain_batch WHERE last_id = $1"
         seal, epoch = await connection.fetchrow(query, last_id)
-    finally:
-        await connection.close()
     return Mark(id=last_id, batch_last_id=last_id, seal=seal, epoch=epoch)
 
 

@@ -1,7 +1,6 @@
 """`chainctl console` over HTTP: what it shows, and who may read."""
 
 import asyncio
-import json
 import socket
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,7 +16,7 @@ from chainctl.console.state_reader import StateReader
 from chainctl.settings import Settings as ConsoleSettings
 from local_stack import PostgresServer
 from tests.builders.stored_chain import StoredChain
-from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import Call, Ctl, Refused
 from tests.integration.chainctl.console.conftest import CHAIN, ROWS, Filled, RunningConsole, until
 
 Settings = dict[str, str]
@@ -35,18 +34,18 @@ TOKEN = "a-token-of-the-tests-0123456789"
 
 
 def test_state_has_every_part_as_the_reading_commands_show_it(
-    console: RunningConsole, filled: Filled, call: Call, settings: Settings
+    console: RunningConsole, filled: Filled, ctl: Ctl
 ) -> None:
     state = console.state()
     chain = state["chains"][str(CHAIN)]
-    shown = json.loads(call("status", "--chain", CHAIN, "--json", settings=settings).out)
+    shown = ctl.json("status", "--chain", CHAIN)
     for name in ("epoch", "leader", "leader_state", "head_persisted", "head_published", "topic"):
         assert chain[name] == shown[name]
     assert chain["leader_state"] == "silent"
     assert chain["head_persisted"] == filled.head
 
     matching, risk = (state["receivers"][f"{CHAIN}/{name}"] for name in ("matching", "risk"))
-    listed = json.loads(call("lag", "--chain", CHAIN, "--json", settings=settings).out)
+    listed = ctl.json("lag", "--chain", CHAIN)
     assert {row["receiver"]: row["behind_rows"] for row in listed} == {
         "matching": matching["behind_rows"], "risk": risk["behind_rows"],
     }  # fmt: skip
@@ -122,8 +121,8 @@ def test_database_with_one_part_shows_that_and_why_not_the_others(
 
 
 @pytest.mark.parametrize("parts", [()])
-def test_database_without_our_tables_is_refused(refused: Refused, settings: Settings) -> None:
-    assert "chainctl schema apply" in refused("console", settings=settings)
+def test_database_without_our_tables_is_refused(ctl: Ctl) -> None:
+    assert "chainctl schema apply" in ctl.refused("console")
 
 
 def test_auditor_sees_the_chains_and_why_not_the_outbox(
@@ -169,29 +168,6 @@ def test_part_that_gives_no_answer_stays_as_it_was_and_keeps_no_other_from_being
             await reader.close()
 
     asyncio.run(look())
-
-
-def test_outage_of_the_database_is_shown_with_the_last_state_and_ends(
-    run_console: RunConsole, filled: Filled, postgres_server: PostgresServer, database_name: str
-) -> None:
-    console = run_console()
-    with console.events() as events:
-        assert next(events)[0] == "state"
-        allow = "ALTER DATABASE %s ALLOW_CONNECTIONS %s"
-        postgres_server.execute(allow % (database_name, "false"))
-        postgres_server.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE application_name = 'chainctl console'"
-        )
-        away = next(changed["feed"] for _, changed in events if "feed" in changed)
-        assert away["reader"]["why"]
-        assert console.state()["chains"][str(CHAIN)]["head_persisted"] == filled.head
-        postgres_server.execute(allow % (database_name, "true"))
-        back = next(
-            changed["feed"]["reader"] for _, changed in events
-            if changed.get("feed", {}).get("reader", {}).get("why") == ""
-        )  # fmt: skip
-        assert back["old_seconds"] == 0
 
 
 def test_report_of_the_last_verification_is_served_and_runs_nothing(
@@ -345,8 +321,8 @@ def test_console_ends_in_good_order_with_viewers(console: RunningConsole) -> Non
         list(events)  # the stream has an end
 
 
-def test_other_host_without_a_token_file_is_refused(refused: Refused, settings: Settings) -> None:
-    line = refused("console", "--host", "0.0.0.0", settings=settings)  # noqa: S104
+def test_other_host_without_a_token_file_is_refused(ctl: Ctl) -> None:
+    line = ctl.refused("console", "--host", "0.0.0.0")  # noqa: S104
     assert "--token-file beside it" in line
 
 
@@ -360,23 +336,23 @@ def test_other_host_without_a_token_file_is_refused(refused: Refused, settings: 
     ],
 )
 def test_bad_token_file_is_refused_without_showing_it(
-    refused: Refused, settings: Settings, tmp_path: Path, content: str, mode: int, words: str
+    ctl: Ctl, tmp_path: Path, content: str, mode: int, words: str
 ) -> None:
     path = tmp_path / "token"
     path.write_text(content)
     path.chmod(mode)
-    line = refused("console", "--token-file", path, settings=settings)
+    line = ctl.refused("console", "--token-file", path)
     assert words in line
     assert content not in line
 
 
 def test_what_keeps_it_from_starting_is_refused_in_one_line(
-    refused: Refused, settings: Settings, tmp_path: Path
+    refused: Refused, ctl: Ctl, tmp_path: Path
 ) -> None:
-    assert "--token-file" in refused("console", "--token-file", tmp_path / "no", settings=settings)
-    assert "--refresh" in refused("console", "--refresh", "10ms", settings=settings)
+    assert "--token-file" in ctl.refused("console", "--token-file", tmp_path / "no")
+    assert "--refresh" in ctl.refused("console", "--refresh", "10ms")
     assert "--database" in refused("console", settings={})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        line = refused("console", "--port", port, settings=settings)
+        line = ctl.refused("console", "--port", port)
     assert "--host, --port" in line

@@ -14,11 +14,13 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from local_stack import KafkaServer
+from tests.builders.orders import order_file
 from tests.builders.stored_chain import StoredChain
 from tests.deadlines import LONG_SECONDS
 from tests.integration.chainctl.conftest import Call
 from tests.integration.chainctl.console.conftest import CHAIN, Filled, RunningConsole
 from tests.integration.chainctl.sizes import FILLED_ROWS
+from tests.opened import connected
 
 RunConsole = Callable[..., RunningConsole]
 Open = Callable[..., AbstractAsyncContextManager[Page]]
@@ -87,8 +89,7 @@ async def test_heads_move_while_orders_are_sequenced(
         line = line_of(page, "chains", str(free_chain))
         await expect(line.locator(".persisted")).to_have_text("0")
         await expect(line).to_contain_text("never led")
-        orders = tmp_path / "o.csv"
-        orders.write_text("n\n" + "".join(f"{number}\n" for number in range(FILLED_ROWS)))
+        orders = order_file(tmp_path / "o.csv", FILLED_ROWS)
         done = call("sequence", "--chain", free_chain, "--input", orders, settings=settings)
         assert done.code == 0, done
         await expect(line.locator(".persisted")).to_have_text(f"{FILLED_ROWS:,}")
@@ -108,11 +109,8 @@ async def test_page_without_chains_says_how_to_make_one(
 
 
 async def add_chain(database: str, chain_id: int) -> None:
-    admin = await asyncpg.connect(database)
-    try:
+    async with connected(database) as admin:
         await StoredChain.create(admin, chain_id)
-    finally:
-        await admin.close()
 
 
 async def test_last_report_that_is_not_clean_is_seen_at_once(

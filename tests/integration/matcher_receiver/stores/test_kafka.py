@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin import RecordsToDelete
 
 from chain_kernel.errors import RetryError, TopicError
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
-from tests.builders.topics import make_topics
+from tests.builders.topics import make_topics, send_records
 from tests.deadlines import deadline
-from tests.integration.matcher_receiver.conftest import publish_frames
+from tests.opened import administering
 
 
 @pytest.fixture
@@ -39,23 +39,21 @@ async def test_record_larger_than_a_fetch_arrives_whole(bootstrap: str) -> None:
     await make_topics(bootstrap, name, configs={"max.message.bytes": "9000000"})
     large = secrets.token_bytes(3_000_000)
     async with source_of(bootstrap, name, fetch_bytes=65_536) as source:
-        await publish_frames(bootstrap, name, [b"small", large, b"last"])
+        await send_records(bootstrap, name, b"small", large, b"last")
         assert await read(source, 3) == [b"small", large, b"last"]
 
 
 async def test_deleted_records_lead_to_the_live_end(bootstrap: str, any_topic: str) -> None:
     async with source_of(bootstrap, any_topic, fetch_bytes=1_024) as source:
         # More than the reader takes ahead, so that its offset lies in what is deleted.
-        await publish_frames(bootstrap, any_topic, [b"x" * 1_000] * 50)
+        await send_records(bootstrap, any_topic, *[b"x" * 1_000] * 50)
         assert await source.records(5.0)
-        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-        await admin.start()
-        await admin.delete_records({TopicPartition(any_topic, 0): RecordsToDelete(50)})
-        await admin.close()
+        async with administering(bootstrap) as admin:
+            await admin.delete_records({TopicPartition(any_topic, 0): RecordsToDelete(50)})
         async with deadline():
             while await source.records(1.0):
                 pass
-        await publish_frames(bootstrap, any_topic, [b"after"])
+        await send_records(bootstrap, any_topic, b"after")
         assert (await read(source, 1))[-1] == b"after"
 
 
@@ -63,19 +61,15 @@ async def test_start_with_a_topic_that_is_missing_says_so_and_makes_none(bootstr
     name = f"missing-{secrets.token_hex(4)}"
     with pytest.raises(TopicError, match=name):
         await source_of(bootstrap, name).start()
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    assert name not in await admin.list_topics()
-    await admin.close()
+    async with administering(bootstrap) as admin:
+        assert name not in await admin.list_topics()
 
 
 @pytest.mark.nightly
 async def test_deleted_topic_is_no_broker_away(bootstrap: str, any_topic: str) -> None:
     async with source_of(bootstrap, any_topic) as source, deadline():
-        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-        await admin.start()
-        await admin.delete_topics([any_topic])
-        await admin.close()
+        async with administering(bootstrap) as admin:
+            await admin.delete_topics([any_topic])
         said = ""
         while "is not there" not in said:
             try:

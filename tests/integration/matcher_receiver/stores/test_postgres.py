@@ -16,6 +16,7 @@ from tests.builders.stored_chain import StoredChain
 from tests.deadlines import deadline
 from tests.integration.matcher_receiver.conftest import RoleDsn
 from tests.lock_waits import WAITING
+from tests.opened import connected
 
 
 def mark(at_id: int, seal: bytes = b"\5" * 32) -> Mark:
@@ -40,18 +41,16 @@ async def test_save_over_a_connection_to_another_database_is_refused(
     postgres_server: PostgresServer,
 ) -> None:  # fmt: skip
     await store.load()
-    elsewhere = await asyncpg.connect(postgres_server.dsn(SUPERUSER, "postgres"))
-    with pytest.raises(SettingError, match="connection was 'one to a database without chains'"):
-        async with elsewhere.transaction():
-            await store.save(0, mark(10), elsewhere)
-    await elsewhere.close()
+    async with connected(postgres_server.dsn(SUPERUSER, "postgres")) as elsewhere:
+        with pytest.raises(SettingError, match="connection was 'one to a database without chains'"):
+            async with elsewhere.transaction():
+                await store.save(0, mark(10), elsewhere)
     # As one that holds a chain of the same number.
     await admin.execute("UPDATE schema_version SET database_id = gen_random_uuid()")
-    connection = await asyncpg.connect(role_dsn(RECEIVER_WRITER))
-    with pytest.raises(SettingError, match="connection was 'one to another database'"):
-        async with connection.transaction():
-            await store.save(0, mark(10), connection)
-    await connection.close()
+    async with connected(role_dsn(RECEIVER_WRITER)) as connection:
+        with pytest.raises(SettingError, match="connection was 'one to another database'"):
+            async with connection.transaction():
+                await store.save(0, mark(10), connection)
     assert await admin.fetchval("SELECT count(*) FROM receiver_checkpoint") == 0
 
 

@@ -582,20 +582,6 @@ async def test_message_that_is_gone_becomes_abnormal(rig: Rig, sender: Sender) -
     assert (row["status"], row["last_error"]) == (Status.ABNORMAL, "its message is gone")
 
 
-async def test_message_that_its_consumer_has_parked_is_not_asked_about_meanwhile(
-    rig: Rig, sender: Sender
-) -> None:
-    async with rig.callback() as service:
-        (message_id,) = await rig.send(1)
-        await rig.until_stored(1, 0)
-        until_ns = rig.clock.wall_ns() + 3_600 * 10**9
-        await sender.confirm(rig.destination, message_id, kind=RETRYING, until_ns=until_ns)
-        later = rig.clock.now + timedelta(seconds=3_600)
-        await sender.until_true("SELECT due_at > $1 FROM callback_delivery", later)
-        assert await rig.ask_after(service, 3_600) == 0
-        assert await rig.ask_after(service, 60) == 1
-
-
 async def test_message_that_is_parked_during_a_question_is_not_asked_about_meanwhile(
     rig: Rig, sender: Sender
 ) -> None:

@@ -10,6 +10,7 @@ from aiokafka import AIOKafkaProducer
 from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
 from tests.builders.topics import make_topics
+from tests.opened import connected
 
 from .redis_server import PROGRAM, RedisServer
 from .rig import CREATE, Rig
@@ -26,10 +27,9 @@ def database(postgres_server: PostgresServer, database_with: Callable[..., str])
 @pytest.fixture
 async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
     """The superuser in that database, which has a business table besides."""
-    connection = await asyncpg.connect(database)
-    await connection.execute(CREATE)
-    yield connection
-    await connection.close()
+    async with connected(database) as connection:
+        await connection.execute(CREATE)
+        yield connection
 
 
 @pytest.fixture
@@ -47,10 +47,8 @@ async def rig(
         kafka_server.bootstrap, topic, partitions=PARTITIONS, configs={"retention.ms": "-1"}
     )
     await make_topics(kafka_server.bootstrap, f"{topic}.confirms")
-    producer = AIOKafkaProducer(bootstrap_servers=kafka_server.bootstrap)
-    await producer.start()
-    yield Rig(kafka_server.bootstrap, database, topic, topic, producer, admin)
-    await producer.stop()
+    async with AIOKafkaProducer(bootstrap_servers=kafka_server.bootstrap) as producer:
+        yield Rig(kafka_server.bootstrap, database, topic, topic, producer, admin)
 
 
 @pytest.fixture

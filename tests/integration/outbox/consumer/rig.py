@@ -29,6 +29,7 @@ from outbox.records import (
     record_headers,
 )
 from tests.deadlines import deadline
+from tests.opened import administering
 
 CREATE = "CREATE TABLE effect (message_id uuid NOT NULL, note text NOT NULL)"
 TOKEN = bytes(range(16))
@@ -139,12 +140,8 @@ class Rig:
 
     @asynccontextmanager
     async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
-        await admin.start()
-        try:
+        async with administering(self.bootstrap) as admin:
             yield admin
-        finally:
-            await admin.close()
 
     async def effects(self) -> Counter[str]:
         """Return how often each note took effect."""
@@ -152,14 +149,10 @@ class Rig:
 
     @asynccontextmanager
     async def _group(self) -> AsyncIterator[AIOKafkaConsumer]:
-        reader = AIOKafkaConsumer(
+        async with AIOKafkaConsumer(
             bootstrap_servers=self.bootstrap, group_id=self.consumer_name, enable_auto_commit=False
-        )
-        await reader.start()
-        try:
+        ) as reader:
             yield reader
-        finally:
-            await reader.stop()
 
     async def committed(self, partition: int = 0) -> int | None:
         """Return the offset that the consumer has committed."""
@@ -180,20 +173,19 @@ class Rig:
 
     async def confirm_records(self, count: int) -> list[ConfirmRecord]:
         """Return the confirm records sent so far, at least so many that they hold `count`."""
-        reader = AIOKafkaConsumer(
-            self.destination.confirm_topic, bootstrap_servers=self.bootstrap,
-            auto_offset_reset="earliest",
-        )  # fmt: skip
-        await reader.start()
         records: list[ConfirmRecord] = []
-        try:
-            async with deadline():
-                while sum(len(record.confirms) for record in records) < count:
-                    record = await reader.getone()
-                    assert record.key == self.consumer_name.encode()
-                    records.append(decode_confirms(record.value))
-        finally:
-            await reader.stop()
+        async with (
+            AIOKafkaConsumer(
+                self.destination.confirm_topic,
+                bootstrap_servers=self.bootstrap,
+                auto_offset_reset="earliest",
+            ) as reader,
+            deadline(),
+        ):
+            while sum(len(record.confirms) for record in records) < count:
+                record = await reader.getone()
+                assert record.key == self.consumer_name.encode()
+                records.append(decode_confirms(record.value))
         return records
 
     async def confirms(self, count: int) -> list[Confirm]:

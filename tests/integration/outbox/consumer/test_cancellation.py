@@ -10,9 +10,9 @@ from outbox import RetryLevels
 from outbox.consumer.consumer import Consumer
 from outbox.consumer.delivery import Delivery
 from outbox.message import Message
+from tests.cancellation import cut_at, cutting_tasks
 from tests.deadlines import deadline
 
-from ..cut_await import cut_at, cutting_tasks
 from .rig import Rig, apply, apply_many
 
 AWAITS_MAX = 200

@@ -12,6 +12,7 @@ from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.delivery import Delivery
 from outbox.consumer.inbox import REFUSED, Inbox
 from outbox.message import MessageIds, draw_message_ids
+from tests.opened import connected
 
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -251,13 +252,9 @@ async def test_retire_waits_for_no_claim_while_it_drops_nothing(
     async with admin.transaction():
         await inbox.claim(admin, [delivery(id_at(day))])
     await inbox.keep_floors(admin, {TRADES: id_at(day + timedelta(hours=23))})
-    other = await asyncpg.connect(database)
-    try:
-        async with other.transaction():
-            await inbox.claim(other, [delivery(id_at(day + timedelta(hours=23)))])
-            assert await inbox.retire(admin, ns(day + timedelta(hours=1))) is not None
-    finally:
-        await other.close()
+    async with connected(database) as other, other.transaction():
+        await inbox.claim(other, [delivery(id_at(day + timedelta(hours=23)))])
+        assert await inbox.retire(admin, ns(day + timedelta(hours=1))) is not None
     assert await admin.fetchval("SELECT count(*) FROM inbox") == 2
 
 

@@ -232,28 +232,6 @@ async def test_rebalance_in_mid_batch_gives_one_effect_each(rig: Rig) -> None:
     assert set(await rig.applied_ids(300)) == {message.message_id.bytes for message in messages}
 
 
-@pytest.mark.guarantee("G20")
-async def test_batch_with_one_poison_message_parks_that_one_alone(rig: Rig) -> None:
-    messages = [rig.message(f"note {number}") for number in range(40)]
-    last = rig.message("last")
-    await rig.send(*messages, last)
-
-    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
-        await apply_many(deliveries, connection)
-        if any(delivery.payload == b"note 7" for delivery in deliveries):
-            raise ValueError("poison")
-        if any(delivery.payload == b"last" for delivery in deliveries):
-            consumer.stop()
-
-    consumer = rig.consumer(batch_max=100)
-    async with deadline(), consumer:
-        await consumer.run_many(handler)
-    effects = await rig.effects()
-    assert effects == {f"note {number}": 1 for number in range(40) if number != 7} | {"last": 1}
-    parked = await rig.admin.fetch("SELECT message_id, failures, last_error FROM inbox_parked")
-    assert [tuple(row) for row in parked] == [(messages[7].message_id, 1, "ValueError: poison")]
-
-
 @pytest.mark.parametrize("is_flushed", [False, True])
 async def test_repeat_is_known_from_redis_and_from_the_inbox_once_redis_is_flushed(
     rig: Rig, redis_server: RedisServer, is_flushed: bool

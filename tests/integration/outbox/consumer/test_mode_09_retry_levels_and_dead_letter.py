@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from chain_kernel.errors import SettingError, TopicError
+from chain_kernel.errors import TopicError
 from local_stack import KafkaServer
 from outbox.acts import DeadLetterFilter, DeadLetters
 from outbox.consumer.attempts import PAUSES_SECONDS, Refused
@@ -18,7 +18,7 @@ from outbox.consumer.filters import Filter
 from outbox.message import Message
 from outbox.records import RETRYING
 from tests.builders.topics import damage_batch
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.other_loops import refusal_elsewhere
 
 from ..hand_clock import HandClock
@@ -50,11 +50,9 @@ class Recorder:
             return await self.calls.get()
 
 
-async def until(rig: Rig, condition: str, *values: object) -> None:
+async def until_true(rig: Rig, condition: str, *values: object) -> None:
     """Return once a statement gives true; asked of the database, again and again."""
-    async with deadline():
-        while not await rig.admin.fetchval(condition, *values):
-            pass
+    await until(lambda: rig.admin.fetchval(condition, *values))
 
 
 class Mute(Exception):
@@ -128,7 +126,7 @@ async def test_poison_message_is_tried_by_the_default_levels_and_then_dead_once(
         assert (await handler.next())[0] == "other"
         now_ns = START_NS
         for failures, pause in enumerate(LEVELS_SECONDS, start=1):
-            await until(rig, HAS_FAILED, poison.message_id, failures)
+            await until_true(rig, HAS_FAILED, poison.message_id, failures)
             due_ns = now_ns + round(pause * SECOND)
             stored = await rig.admin.fetchval(
                 "SELECT due_at FROM inbox_parked WHERE message_id = $1", poison.message_id
@@ -144,10 +142,10 @@ async def test_poison_message_is_tried_by_the_default_levels_and_then_dead_once(
             assert looks == 0
             clock.now_ns = now_ns = due_ns
             assert await handler.next() == ("poison", due_ns, failures)
-        await until(rig, IS_DEAD, poison.message_id)
+        await until_true(rig, IS_DEAD, poison.message_id)
         # The key goes on behind it.
         assert (await handler.next())[0] == "behind"
-        await until(rig, IS_APPLIED, behind.message_id)
+        await until_true(rig, IS_APPLIED, behind.message_id)
         consumer.stop()
         await running
     assert handler.calls.empty()
@@ -172,10 +170,10 @@ async def test_message_that_failed_while_the_clock_was_ahead_is_tried_once_it_is
     async with rig.consumer(clock=clock, filter=Filter()) as consumer:
         running = asyncio.create_task(consumer.run(handler))
         assert await handler.next() == ("poison", clock.now_ns, 0)
-        await until(rig, HAS_FAILED, message.message_id, 1)
+        await until_true(rig, HAS_FAILED, message.message_id, 1)
         clock.go(-DAY)
         assert await handler.next() == ("poison", START_NS, 1)
-        await until(rig, HAS_FAILED, message.message_id, 2)
+        await until_true(rig, HAS_FAILED, message.message_id, 2)
         consumer.stop()
         await running
     due_at = await rig.admin.fetchval("SELECT due_at FROM inbox_parked")
@@ -217,7 +215,7 @@ async def test_each_failure_reports_until_when_of_all_that_wait_for_it_in_turn(
     async with consumer:
         running = asyncio.create_task(consumer.run(handler))
         await handler.next()
-        await until(rig, "SELECT count(*) = 3 FROM inbox_parked")
+        await until_true(rig, "SELECT count(*) = 3 FROM inbox_parked")
         clock.now_ns += 10 * SECOND
         await handler.next()
         consumer.stop()
@@ -254,7 +252,7 @@ async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_o
         running = asyncio.create_task(consumer.run_many(handler))
         await ends.wait()
         assert handled == [f"L {number}" for number in range(60)]
-        await until(rig, "SELECT count(*) = 60 FROM inbox_parked")
+        await until_true(rig, "SELECT count(*) = 60 FROM inbox_parked")
         assert await rig.admin.fetchval("SELECT count(due_at) FROM inbox_parked") == 1
         ends.clear()
         is_fixed = True
@@ -277,10 +275,10 @@ async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None
         running = [asyncio.create_task(worker.run(handler)) for worker in workers]
         for failures in (1, 2):
             await handler.next()
-            await until(rig, HAS_FAILED, poison.message_id, failures)
+            await until_true(rig, HAS_FAILED, poison.message_id, failures)
             clock.now_ns += SECOND
         await handler.next()
-        await until(rig, IS_DEAD, poison.message_id)
+        await until_true(rig, IS_DEAD, poison.message_id)
         for worker in workers:
             worker.stop()
         await asyncio.gather(*running)
@@ -310,11 +308,11 @@ async def test_message_whose_lock_is_never_free_parks_its_own_key_only(
     consumer = rig.consumer(clock=clock, retries=SOON, batch_max=batch_max)
     async with deadline(), consumer:
         running = asyncio.create_task(consumer.run_many(handler))
-        await until(rig, IS_APPLIED, other.message_id)
+        await until_true(rig, IS_APPLIED, other.message_id)
         while not await rig.admin.fetchval(IS_DEAD, poison.message_id):
             assert consumer.why_not_ready() is None
             clock.now_ns += SECOND
-        await until(rig, IS_APPLIED, later.message_id)
+        await until_true(rig, IS_APPLIED, later.message_id)
         consumer.stop()
         await running
     assert consumer.stats().failures == 3
@@ -331,8 +329,8 @@ async def test_message_whose_commit_is_always_refused_becomes_a_dead_letter(
     consumer = rig.consumer(retries=levels)
     async with deadline(), consumer:
         running = asyncio.create_task(consumer.run(apply))
-        await until(rig, IS_DEAD, poison.message_id)
-        await until(rig, IS_APPLIED, last.message_id)
+        await until_true(rig, IS_DEAD, poison.message_id)
+        await until_true(rig, IS_APPLIED, last.message_id)
         consumer.stop()
         await running
     assert await rig.effects() == {"last": 1}
@@ -389,12 +387,12 @@ async def test_parked_message_that_is_interrupted_pauses_and_keeps_its_connectio
         pid = await calls.get()
         due_ns = START_NS + SECOND
         for pause in PAUSES_SECONDS:
-            await until(rig, HAS_FAILED, message.message_id, 1)
+            await until_true(rig, HAS_FAILED, message.message_id, 1)
             clock.now_ns = due_ns
             assert await calls.get() == pid
             due_ns += round(pause * SECOND)
             due_at = datetime.fromtimestamp(due_ns / 1e9, tz=UTC)
-            await until(rig, "SELECT due_at = $1 AND failures = 1 FROM inbox_parked", due_at)
+            await until_true(rig, "SELECT due_at = $1 AND failures = 1 FROM inbox_parked", due_at)
         # Whatever was tried before its time would be the next call.
         clock.now_ns = due_ns - 1_000
         last = rig.message("last")
@@ -422,12 +420,12 @@ async def test_interruptions_before_a_failure_elsewhere_do_not_count(rig: Rig) -
     consumer = rig.consumer(clock=clock, retries=SOON)
     async with deadline(), consumer:
         running = asyncio.create_task(consumer.run(handler))
-        await until(rig, HAS_FAILED, message.message_id, 1)
+        await until_true(rig, HAS_FAILED, message.message_id, 1)
         for interruptions in range(most + 1):
             if interruptions == most:  # meanwhile it fails in another process
                 await rig.admin.execute("UPDATE inbox_parked SET failures = 2")
             clock.go(1.0)
-            await until(rig, "SELECT due_at > $1 FROM inbox_parked", clock.now)
+            await until_true(rig, "SELECT due_at > $1 FROM inbox_parked", clock.now)
         clock.go(1.0)
         await running
     assert await rig.effects() == {"one": 1}
@@ -455,8 +453,8 @@ async def test_message_whose_handler_always_loses_its_connection_fails(
     consumer = rig.consumer(retries=levels, batch_max=batch_max)
     async with deadline(), consumer:
         running = asyncio.create_task(consumer.run_many(handler))
-        await until(rig, IS_DEAD, poison.message_id)
-        await until(rig, IS_APPLIED, last.message_id)
+        await until_true(rig, IS_DEAD, poison.message_id)
+        await until_true(rig, IS_APPLIED, last.message_id)
         consumer.stop()
         await running
     assert await rig.effects() == {"last": 1}
@@ -505,7 +503,7 @@ async def hold_keys(rig: Rig, locked: asyncio.Event) -> None:
     async with rig.admin.transaction():
         await rig.admin.execute("SELECT FROM inbox_key_lock FOR UPDATE")
         locked.set()
-        await until(rig, IS_WAITED_FOR)
+        await until_true(rig, IS_WAITED_FOR)
         await rig.admin.execute("SELECT pg_sleep(0.1)")  # longer than the handler's timeouts
 
 
@@ -528,7 +526,7 @@ async def test_applied_message_that_cannot_be_unparked_has_failed_and_is_undone(
     consumer = rig.consumer(retries=RetryLevels(levels_seconds=(0.01,)))
     async with deadline(), consumer:
         running = asyncio.create_task(consumer.run(handler))
-        await until(rig, IS_APPLIED, message.message_id)
+        await until_true(rig, IS_APPLIED, message.message_id)
         consumer.stop()
         await running
     assert await rig.effects() == {"one": 1}
@@ -556,22 +554,6 @@ async def make_dead(rig: Rig, *notes: str, key: str | None = None) -> list[Messa
     await rig.send(*messages, end)
     await rig.work_off(rig.consumer(filter=Filter()), until=end, handle=refuse)
     return messages
-
-
-async def test_dead_letters_are_listed_and_shown_with_their_reason(rig: Rig) -> None:
-    first, second = await make_dead(rig, "first", "second", key="K")
-    letters = DeadLetters(rig.admin)
-    assert {letter.message_id for letter in await letters.list()} == {
-        first.message_id, second.message_id,
-    }  # fmt: skip
-    assert len(await letters.list(DeadLetterFilter(limit=1))) == 1
-    assert len(await letters.list(DeadLetterFilter(key="K", consumer=rig.consumer_name))) == 2
-    assert await letters.list(DeadLetterFilter(key="other")) == []
-    assert await letters.list(DeadLetterFilter(reason="tries used up")) == []
-    (content,) = await letters.show(first.message_id)
-    assert (content.payload, content.topic, content.offset) == (b"first", rig.topic, 0)
-    assert content.letter.last_error == "Refused: not this one"
-    assert content.acts == []
 
 
 async def test_retry_of_one_dead_letter_gives_it_a_new_round_of_tries(rig: Rig) -> None:
@@ -621,12 +603,3 @@ async def test_abandoned_dead_letter_is_never_worked_on_again(rig: Rig) -> None:
     assert [(act.act, act.actor, act.reason) for act in content.acts] == [
         ("abandon", "anna", "settled by hand")
     ]
-
-
-async def test_act_without_actor_or_reason_is_refused(rig: Rig) -> None:
-    (message,) = await make_dead(rig, "one")
-    letters = DeadLetters(rig.admin)
-    for actor, reason in (("", "why"), ("anna", " "), ("anna", "a\0b")):
-        with pytest.raises(SettingError):
-            await letters.act("abandon", DeadLetterFilter(), actor=actor, reason=reason)
-    assert [one.message_id for one in await letters.list()] == [message.message_id]

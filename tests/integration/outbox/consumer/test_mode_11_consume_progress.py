@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.errors import KafkaConnectionError
 
@@ -20,6 +19,7 @@ from chain_kernel.errors import RetryError
 from outbox import Filter
 from outbox.consumer.record_source import DestinationRecords
 from tests.deadlines import deadline
+from tests.opened import administering
 from tests.pipes import stdin_of, stdout_of
 
 from .conftest import PARTITIONS
@@ -148,13 +148,9 @@ async def test_offset_that_the_log_has_dropped_leads_to_the_oldest_record(rig: R
     await rig.send(*messages)
     await rig.work_off(rig.consumer(), until=messages[1])
     assert await rig.committed() == 2
-    admin = AIOKafkaAdminClient(bootstrap_servers=rig.bootstrap)
-    await admin.start()
-    try:
+    async with administering(rig.bootstrap) as admin:
         at = TopicPartition(rig.topic, 0)
         await admin.delete_records({at: RecordsToDelete(before_offset=4)})
-    finally:
-        await admin.close()
     notes = await rig.work_off(rig.consumer(filter=Filter()), until=messages[-1])
     assert notes == ["note 4", "note 5"]
     assert await rig.committed() == 6

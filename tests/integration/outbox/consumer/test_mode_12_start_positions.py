@@ -14,7 +14,7 @@ from outbox.consumer.record_source import move_start
 from outbox.message import Message
 from outbox.records import common_headers, record_headers
 from tests.builders.topics import make_topics
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 
 from .conftest import PARTITIONS
 from .rig import Rig
@@ -137,8 +137,7 @@ async def test_consumer_that_is_started_before_its_topic_says_so_and_finds_it(
         start_at=StartAt("end"),
     )  # fmt: skip
     async with deadline(), consumer:
-        while f"topic {later} is not there" not in caplog.text:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await until(lambda: f"topic {later} is not there" in caplog.text)
         await make_topics(rig.bootstrap, later)
         headers = record_headers(message.message_id, None, common_headers(rig.destination, None))
         await rig.producer.send_and_wait(later, message.payload, headers=headers)

@@ -17,6 +17,7 @@ from chain_kernel.clients.http_server import HttpLimits
 from outbox.service import server
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
+from tests.deadlines import until
 
 from ..conftest import Sender
 from .service_client import client, raw, service_config
@@ -83,8 +84,7 @@ async def test_unfinished_bodies_take_no_more_memory_than_set_and_shut_nobody_ou
         for count in (10, 38_000):
             each = await wires.enter_async_context(wire(service))
             await each.write(begun("payments", 39_000) + b" " * (count - 1))
-        while service.app.body_bytes < 38_010:  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.01)
+        await until(lambda: service.app.body_bytes >= 38_010)
         large = BODY + b" " * 30_000
         status, headers, noted = await raw(service.address, "POST", SEND, large, token="shop-token")
         assert (status, noted["error"], headers["connection"]) == (503, "unavailable", "close")
@@ -98,8 +98,7 @@ async def test_half_sent_bodies_of_four_clients_shut_out_no_other(sender: Sender
         for name in GREEDY * 50:
             each = await wires.enter_async_context(wire(service))
             await each.write(begun(name, 1_000))
-        while service.app.body_bytes < 4 * 50:  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.01)
+        await until(lambda: service.app.body_bytes >= 4 * 50)
         for _ in range(40):
             assert (await raw(service.address, "POST", SEND, BODY, token="shop-token"))[0] == 200
         assert (await raw(service.address, "GET", "/livez"))[0] == 200

@@ -16,6 +16,7 @@ from sequencer.intake.joint import JointConsumers
 from sequencer.intake.reader import TopicReader
 from tests.builders.topics import damage_batch, make_topics
 from tests.deadlines import deadline
+from tests.opened import administering
 
 TOPICS = 4
 FETCH_BYTES = 2**16
@@ -90,10 +91,8 @@ class Readers:
                 await refused()
 
     async def manage(self, act: Callable[[AIOKafkaAdminClient], object]) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.kafka.bootstrap)
-        await admin.start()
-        await act(admin)  # type: ignore[misc]
-        await admin.close()
+        async with administering(self.kafka.bootstrap) as admin:
+            await act(admin)  # type: ignore[misc]
 
     async def close(self) -> None:
         for reader in self.readers:

@@ -19,6 +19,7 @@ from tests.builders.created_chain import Chain
 from tests.builders.topics import make_topics
 from tests.deadlines import deadline, in_time
 from tests.integration.sequencer.conftest import MakeChain
+from tests.opened import administering
 
 Record = tuple[int, bytes | None, bytes | None]
 
@@ -38,27 +39,19 @@ class Topic:
 
     async def add(self, records: Sequence[Record], **settings: Any) -> None:
         """Append records, those of a partition in their order."""
-        producer = AIOKafkaProducer(
+        async with AIOKafkaProducer(
             bootstrap_servers=self.kafka, max_request_size=2**21, linger_ms=5, **settings
-        )
-        await producer.start()
-        try:
+        ) as producer:
             sent = [
                 await producer.send(self.name, value, key=key, partition=partition)
                 for partition, key, value in records
             ]
             for ack in await asyncio.gather(*sent):
                 self.end[ack.partition] = max(self.end.get(ack.partition, 0), ack.offset + 1)
-        finally:
-            await producer.stop()
 
     async def manage(self, act: Callable[[AIOKafkaAdminClient], Awaitable[Any]]) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.kafka)
-        await admin.start()
-        try:
+        async with administering(self.kafka) as admin:
             await act(admin)
-        finally:
-            await admin.close()
 
     async def create(self, partitions: int, **settings: str) -> None:
         configs = {key.replace("_", "."): value for key, value in settings.items()}
@@ -189,15 +182,13 @@ async def test_new_intake_of_an_open_sequencer_begins_where_an_operator_has_move
 
 
 async def test_aborted_orders_never_reach_the_chain(chain: Chain, topic: Topic) -> None:
-    producer = AIOKafkaProducer(bootstrap_servers=topic.kafka, transactional_id=f"t.{topic.name}")
-    await producer.start()
-    try:
+    async with AIOKafkaProducer(
+        bootstrap_servers=topic.kafka, transactional_id=f"t.{topic.name}"
+    ) as producer:
         for number in range(6):
             await producer.begin_transaction()
             await producer.send_and_wait(topic.name, b"x", key=b"k%d" % number, partition=1)
             await (producer.abort_transaction() if number % 2 else producer.commit_transaction())
-    finally:
-        await producer.stop()
     topic.end[1] = 12  # each of them ends with a marker of the broker's
     async with taking(chain, topic):
         await until_taken(chain, topic)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
-import asyncpg
 import msgspec
 import pytest
 
@@ -27,6 +26,7 @@ from tests.builders.created_chain import Chain
 from tests.builders.standbys import SMALL, standby_of
 from tests.deadlines import in_time
 from tests.integration.sequencer.conftest import MakeChain
+from tests.opened import connected
 
 PAGE = KeyPage(after_id=0, until_id=3, spans=bytes(16), hashes=bytes(24))
 
@@ -48,11 +48,8 @@ class Split(NamedTuple):
         return msgspec.structs.replace(self.chain.config, database=dsn)
 
     async def value(self, server: PostgresServer, query: str) -> object:
-        look = await asyncpg.connect(server.dsn(SUPERUSER, self.database))
-        try:
+        async with connected(server.dsn(SUPERUSER, self.database)) as look:
             return await look.fetchval(query)
-        finally:
-            await look.close()
 
 
 @pytest.fixture

@@ -13,16 +13,17 @@ from chain_kernel.seal import Batch
 from sequencer.core import SequencerCore
 from sequencer.leadership import PostgresLease
 from sequencer.order import Order
-from sequencer.stores.postgres import PostgresChainStore
+from sequencer.stores.postgres import Commit, PostgresChainStore
 from sequencer.stores.session import CommitLine
 from tests.builders.created_chain import Chain
 from tests.commits import commit
-from tests.deadlines import deadline
+from tests.deadlines import until
 from tests.integration.sequencer.conftest import MakeChain
 
 WALL_NS = 1_700_000_000_000_000_000
 WHOSE = "1-2"
 _OURS = "datname = current_database() AND application_name = 'orderchain sequencer 1-2'"
+_END = f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {_OURS}"  # noqa: S608
 
 
 class Led:
@@ -42,6 +43,13 @@ class Led:
         await commit(self.store, batch, published_id=0)
         return batch
 
+    async def begin(self, first: Batch, second: Batch) -> tuple[Commit, Commit]:
+        """Send the commits of two batches, the second ahead of the first one's outcome."""
+        pending = await self.store.begin(first, published_id=0)
+        following = pending.follow(second, published_id=0)
+        assert following is not None
+        return pending, following
+
     async def lead_again(self) -> None:
         self.term = await self.store.take_over_again("me", self.term)
         self.core = SequencerCore(self.term, takeover_skip_ids=0)
@@ -55,9 +63,7 @@ class Led:
     async def until_held(self) -> None:
         """Wait until a commit waits in the server."""
         query = f"SELECT count(*) FROM pg_stat_activity WHERE {_OURS} AND wait_event_type = 'Lock'"  # noqa: S608
-        async with deadline():
-            while not await self.chain.value(query):  # noqa: ASYNC110 - there is no event
-                await asyncio.sleep(0.01)
+        await until(lambda: self.chain.value(query))
 
 
 async def connections(chain: Chain) -> int:
@@ -87,11 +93,8 @@ Pair = tuple[Led, Led]
 
 async def test_chains_take_turns_over_one_connection(pair: Pair) -> None:
     for led in pair:
-        first = led.batch(100)
-        second = led.batch(100)
-        pending = await led.store.begin(first, published_id=0)
-        following = pending.follow(second, published_id=0)
-        assert following is not None
+        first, second = led.batch(100), led.batch(100)
+        pending, following = await led.begin(first, second)
         other = pair[0] if led is pair[1] else pair[1]
         beside = asyncio.create_task(other.commit())
         await pending.outcome()
@@ -129,9 +132,7 @@ async def test_commit_in_flight_while_another_chain_is_fenced_has_its_own_outcom
     first, second = other.batch(100), other.batch(100)
     async with AsyncExitStack() as holding:
         await other.hold(holding)
-        pending = await other.store.begin(first, published_id=0)
-        following = pending.follow(second, published_id=0)
-        assert following is not None
+        pending, following = await other.begin(first, second)
         ends = asyncio.create_task(pending.outcome())
         loses = asyncio.create_task(fenced.commit())
         await other.until_held()
@@ -150,9 +151,7 @@ async def test_commit_is_not_sent_ahead_while_another_chain_uses_the_driver(pair
     """The end of the other's statement would be taken for the end of the commit."""
     one, two = pair
     first, second, third = (one.batch(100) for _ in range(3))
-    pending = await one.store.begin(first, published_id=0)
-    following = pending.follow(second, published_id=0)
-    assert following is not None
+    pending, following = await one.begin(first, second)
     await pending.outcome()
     async with AsyncExitStack() as holding:
         await two.hold(holding)
@@ -173,9 +172,7 @@ async def test_commit_sent_ahead_of_one_that_failed_is_unknown_not_fenced(pair: 
     cancel = f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {_OURS}"  # noqa: S608
     async with AsyncExitStack() as holding:
         await led.hold(holding)
-        pending = await led.store.begin(first, published_id=0)
-        following = pending.follow(second, published_id=0)
-        assert following is not None
+        pending, following = await led.begin(first, second)
         await led.until_held()
         await led.chain.fetch(cancel)
         session = led.store.session
@@ -209,12 +206,8 @@ async def test_take_over_that_is_cancelled_before_its_turn_costs_the_others_noth
 async def test_commit_over_a_connection_that_was_lost_while_idle_was_not_sent(pair: Pair) -> None:
     led, _ = pair
     await led.commit()
-    await led.chain.fetch(
-        f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {_OURS}"  # noqa: S608
-    )
-    async with deadline():
-        while led.store.session.is_open:  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0)
+    await led.chain.fetch(_END)
+    await until(lambda: not led.store.session.is_open)
     with pytest.raises(RetryError):
         await led.commit()
     await led.lead_again()
@@ -226,9 +219,7 @@ async def test_commit_of_another_chain_is_found_out_after_a_cancelled_one(pair: 
     first, second = other.batch(100), other.batch(100)
     async with AsyncExitStack() as holding:
         await other.hold(holding)
-        pending = await other.store.begin(first, published_id=0)
-        following = pending.follow(second, published_id=0)
-        assert following is not None
+        pending, following = await other.begin(first, second)
         leaves = asyncio.create_task(pending.outcome())
         waits = asyncio.create_task(cancelled.commit())
         await other.until_held()
@@ -258,14 +249,14 @@ async def test_term_is_not_continued_on_a_connection_that_another_chain_has_open
     two.store.session.abandon()
     await one.lead_again()
     assert two.store.line.is_open
-    with pytest.raises(RetryError, match="given up"):
-        await two.commit()
-    with pytest.raises(RetryError, match="given up"):
-        await two.store.move_intake([])
-    with pytest.raises(RetryError, match="given up"):
-        await two.store.skip_published(0, stored.last_id)
-    with pytest.raises(RetryError, match="given up"):
-        await two.store.has_committed(stored)
+    for call in (
+        two.commit,
+        lambda: two.store.move_intake([]),
+        lambda: two.store.skip_published(0, stored.last_id),
+        lambda: two.store.has_committed(stored),
+    ):
+        with pytest.raises(RetryError, match="given up"):
+            await call()
     await one.commit()
     assert one.term.epoch == 2
     await two.lead_again()
@@ -289,9 +280,7 @@ async def test_late_outcome_leaves_the_connection_that_was_opened_since(pair: Pa
 
 async def test_chains_that_take_over_again_at_once_open_one_connection(pair: Pair) -> None:
     one, two = pair
-    await one.chain.fetch(
-        f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {_OURS}"  # noqa: S608
-    )
+    await one.chain.fetch(_END)
     for led in pair:
         with pytest.raises((RetryError, UnknownOutcome)):
             await led.commit()
@@ -301,20 +290,10 @@ async def test_chains_that_take_over_again_at_once_open_one_connection(pair: Pai
     await asyncio.gather(one.commit(), two.commit())
 
 
-async def test_chain_that_closes_leaves_the_connection_to_the_others(pair: Pair) -> None:
-    one, two = pair
-    pending = await one.store.begin(one.batch(100), published_id=0)
-    await pending.outcome()
-    await one.store.close()
-    await two.commit()
-    assert two.term.epoch == 1
-
-
 async def test_chain_that_closes_in_mid_commit_costs_the_others_nothing(pair: Pair) -> None:
     one, two = pair
     first, second = one.batch(100), one.batch(100)
-    pending = await one.store.begin(first, published_id=0)
-    assert pending.follow(second, published_id=0) is not None
+    pending, _ = await one.begin(first, second)
     await pending.outcome()
     await one.store.close()
     await two.commit()

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from chain_kernel.errors import OrderchainError, RetryError
@@ -17,6 +16,7 @@ from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.shared_producer import SharedProducer
 from tests.builders.topics import make_topics, records_of
 from tests.deadlines import deadline
+from tests.opened import administering
 
 CHAINS = 4
 FRAME = b"frame" * 400
@@ -94,10 +94,8 @@ async def test_deleted_topic_of_one_chain_leaves_the_producer_to_the_others(
     chains: Chains,
 ) -> None:
     producer = await chains.shared.opened()
-    admin = AIOKafkaAdminClient(bootstrap_servers=chains.kafka)
-    await admin.start()
-    await admin.delete_topics([chains.topics[0]])
-    await admin.close()
+    async with administering(chains.kafka) as admin:
+        await admin.delete_topics([chains.topics[0]])
     await until_refused(chains, b"lost")
     await assert_others_go_on(chains)
     assert await chains.shared.opened() is producer
@@ -107,13 +105,11 @@ async def test_frame_too_large_for_one_topic_leaves_the_producer_to_the_others(
     chains: Chains,
 ) -> None:
     producer = await chains.shared.opened()
-    admin = AIOKafkaAdminClient(bootstrap_servers=chains.kafka)
-    await admin.start()
-    resource = ConfigResource(
-        ConfigResourceType.TOPIC, chains.topics[0], configs={"max.message.bytes": "1500"}
-    )
-    await admin.alter_configs([resource])
-    await admin.close()
+    async with administering(chains.kafka) as admin:
+        resource = ConfigResource(
+            ConfigResourceType.TOPIC, chains.topics[0], configs={"max.message.bytes": "1500"}
+        )
+        await admin.alter_configs([resource])
     await until_refused(chains, FRAME)
     await chains.sinks[0].send([b"small"])  # by one of its own, which has read the new limit
     assert chains.sinks[0].frame_bytes_max < len(FRAME)

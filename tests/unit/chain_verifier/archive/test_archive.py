@@ -24,14 +24,8 @@ from chain_verifier.checks.seals import SealRun
 from chain_verifier.config import ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Verdict
-from tests.unit.chain_verifier.archive.archives import (
-    BATCHES,
-    CHAIN,
-    CHAIN_ID,
-    PARTS,
-    as_stored,
-    write_archive,
-)
+
+from .archives import BATCHES, CHAIN, CHAIN_ID, PARTS, as_stored, write_archive
 
 GENESIS = BATCHES[0].seal_before
 HELD = BATCHES[: PARTS[-1]]

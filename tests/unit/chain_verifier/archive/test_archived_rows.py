@@ -13,16 +13,8 @@ from chain_verifier.archive import archived_rows
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.manifest import chain_folder, load_manifest
 from tests.integration.chain_verifier.seeded_batches import Committed, sealed_chain
-from tests.unit.chain_verifier.archive.archives import (
-    BATCHES,
-    CHAIN,
-    CHAIN_ID,
-    DATABASE_ID,
-    PARTS,
-    ROWS,
-    as_stored,
-    write_archive,
-)
+
+from .archives import BATCHES, CHAIN, CHAIN_ID, DATABASE_ID, PARTS, ROWS, as_stored, write_archive
 
 BOUNDARY = BATCHES[11]
 """In the midst of the last part: the archive reaches further than what was detached."""

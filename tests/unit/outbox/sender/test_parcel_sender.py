@@ -9,7 +9,7 @@ import pytest
 from outbox import Destination, Message, draw_message_ids
 from outbox.sender.message_sender import Sent, TopicTrouble, TopicTroubles
 from outbox.sender.parcel_sender import NO_CLAIM, MessageClaims, Parcel, ParcelSender, Tally
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.lanes import at_night
 
 ROWS_MAX = 60
@@ -157,9 +157,7 @@ async def test_destination_that_hangs_holds_up_no_other() -> None:
     dropped = tally.unsent_count
     for _ in range(20):
         sending.hand_over(Parcel(NO_CLAIM, messages_to("clearing", 1)))
-        async with deadline():
-            while sending.waiting_rows > 100 - dropped:  # noqa: ASYNC110 - turns of the loop
-                await asyncio.sleep(0)
+        await until(lambda: sending.waiting_rows <= 100 - dropped)
     assert tally.sent_count == 20
     broker.is_free.set()
     async with deadline():

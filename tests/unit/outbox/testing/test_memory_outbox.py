@@ -249,30 +249,6 @@ def test_two_consumers_of_a_destination_have_each_its_delivery() -> None:
 # -- the business --------------------------------------------------------------------------------
 
 
-def test_business_and_its_messages_stand_or_fall_together(one: MemoryOutbox) -> None:
-    one.tables["trade"] = []
-    one.answer("INSERT INTO trade\n  VALUES ($1)", lambda tables, n: tables["trade"].append(n))
-
-    async def business(number: int) -> None:
-        connection = await one.connect()
-        async with one.transaction(connection) as messages:
-            await connection.execute("INSERT INTO trade VALUES ($1)", number)
-            await messages.add("clearing", b"trade %d" % number)
-            if number % 2:
-                raise ValueError("refused")
-
-    for number in range(4):
-        try:
-            one.run(business(number))
-        except ValueError:
-            assert number % 2
-    assert [each.payload for each in one.messages()] == [b"trade 0", b"trade 2"]
-    assert set(one.statuses().values()) == {Status.INIT}
-    one.work_off(apply)
-    assert one.tables["trade"] == [0, 2]
-    assert one.tables["effect"] == {"trade 0": 1, "trade 2": 1}
-
-
 def test_hidden_error_of_the_business_raises_in_place_of_its_commit(one: MemoryOutbox) -> None:
     async def business() -> None:
         connection = await one.connect()

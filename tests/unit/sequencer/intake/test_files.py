@@ -91,19 +91,6 @@ async def test_rows_of_more_bytes_than_a_batch_are_taken_in_parts(
     assert summed(await take(world, path, KEYED, **tuning))[:3] == (1, 0, 6)
 
 
-async def test_file_whose_beginning_changed_is_refused(world: World, tmp_path: Path) -> None:
-    path = tmp_path / "o.csv"
-    path.write_text("n\n1\n2\n")
-    await take(world, path)
-    path.write_text("n\n1\n9\n3\n")
-    with pytest.raises(InputError, match="has changed"):
-        await take(world, path)
-    path.write_text("n\n1\n")
-    with pytest.raises(InputError, match="at least the 2 rows"):
-        await take(world, path)
-    assert (await take(world, path.rename(tmp_path / "p.csv"))).orders == 1
-
-
 async def test_same_name_in_another_folder_is_refused_until_it_is_named(
     world: World, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.start_at import StartAt
 from sequencer import Sequencer, TopicIntake, TopicIntakeConfig
 from sequencer.intake import topic as topic_intake
-from tests.deadlines import deadline, in_time
+from tests.deadlines import deadline, in_time, until
 from tests.doubles.memory_topic import MemoryRecordSource, MemoryTopic
 from tests.unit.sequencer.builders import World
 
@@ -67,12 +67,6 @@ class Feed:
 
     def keys(self) -> list[str]:
         return self.world.keys()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with deadline():
-        while not condition():  # noqa: ASYNC110 - the memory has no events for all that is asked
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -4,19 +4,12 @@ from collections.abc import Callable
 import pytest
 from aiokafka.admin import NewTopic
 
-from tests.integration.chainctl.conftest import Admin, Call, Refused
+from tests.integration.chainctl.conftest import Admin, Ctl, Refused
 
 
-@pytest.fixture
-def settings(module_settings: dict[str, str]) -> dict[str, str]:
-    return module_settings
-
-
-def test_chain_created_twice_is_created_once(
-    call: Call, settings: dict[str, str], free_chain: int
-) -> None:
-    first = call("chain", "create", free_chain, "--json", settings=settings)
-    again = call("chain", "create", free_chain, "--json", settings=settings)
+def test_chain_created_twice_is_created_once(ctl: Ctl, free_chain: int) -> None:
+    first = ctl("chain", "create", free_chain, "--json")
+    again = ctl("chain", "create", free_chain, "--json")
     topic = f"orderchain.{free_chain}"
     assert json.loads(first.out) == {
         "chain": free_chain, "topic": topic, "chain_created": True, "topic_created": True,
@@ -29,24 +22,23 @@ def test_chain_created_twice_is_created_once(
 
 
 def test_chain_whose_topic_is_missing_gets_it_by_creating_it_again(
-    call: Call, settings: dict[str, str], chain: int, admin: Admin
+    ctl: Ctl, chain: int, admin: Admin
 ) -> None:
     admin(lambda client: client.delete_topics([f"orderchain.{chain}"]))
-    done = call("chain", "create", chain, "--json", settings=settings)
-    assert done.code == 0
-    assert json.loads(done.out)["topic_created"] is True
-    assert json.loads(done.out)["chain_created"] is False
+    found = ctl.json("chain", "create", chain)
+    assert found["topic_created"] is True
+    assert found["chain_created"] is False
 
 
-def test_chain_is_listed_with_its_heads(call: Call, settings: dict[str, str], chain: int) -> None:
-    listed = json.loads(call("chain", "list", "--json", settings=settings).out)
+def test_chain_is_listed_with_its_heads(ctl: Ctl, chain: int) -> None:
+    listed = ctl.json("chain", "list")
     (found,) = [row for row in listed if row["chain"] == chain]
     assert found["created"].endswith("Z")
     assert found["leader_state"] == "never led"
     for name in ("epoch", "head_persisted", "head_published"):
         assert found[name] == 0
     assert (found["chain"], found["topic"]) == (chain, f"orderchain.{chain}")
-    table = call("chain", "list", settings=settings).out.splitlines()
+    table = ctl("chain", "list").out.splitlines()
     assert table[0].split()[:3] == ["CHAIN", "EPOCH", "HEAD_PERSISTED"]
     assert any(line.split()[0] == str(chain) for line in table[1:])
 
@@ -63,13 +55,11 @@ def test_topic_of_a_new_chain_keeps_every_record_for_a_while(chain: int, admin: 
     assert int(found["max.message.bytes"]) > 8 * 1024 * 1024
 
 
-def test_chain_is_refused_the_topic_of_another_one(
-    refused: Refused, settings: dict[str, str], chain: int
-) -> None:
+def test_chain_is_refused_the_topic_of_another_one(ctl: Ctl, chain: int) -> None:
     other = chain - 1
-    line = refused("chain", "create", other, "--topic", f"orderchain.{chain}", settings=settings)
+    line = ctl.refused("chain", "create", other, "--topic", f"orderchain.{chain}")
     assert f"this one is chain {chain}'s" in line
-    assert "expected a created chain" in refused("status", "--chain", other, settings=settings)
+    assert "expected a created chain" in ctl.refused("status", "--chain", other)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +67,9 @@ def test_chain_is_refused_the_topic_of_another_one(
     [("--topic", "'other'", "orderchain."), ("--partition-ids", "7", "10000000")],
 )
 def test_chain_created_again_as_something_else_is_refused(
-    refused: Refused, settings: dict[str, str], chain: int, option: str, value: str, expected: str
+    ctl: Ctl, chain: int, option: str, value: str, expected: str
 ) -> None:
-    line = refused("chain", "create", chain, option, value.strip("'"), settings=settings)
+    line = ctl.refused("chain", "create", chain, option, value.strip("'"))
     named = option.removeprefix("--").replace("-", "_")
     assert f"{named} of chain {chain} was {value}, expected {expected}" in line
 
@@ -92,40 +82,38 @@ def test_chain_created_again_as_something_else_is_refused(
     ],
 )
 def test_chain_with_a_topic_that_cannot_carry_it_is_refused_and_not_made(
-    refused: Refused, settings: dict[str, str], free_chain: int, make_topic: Callable[..., None],
-    partitions: int, topic_settings: dict[str, str], part: str,
+    ctl: Ctl, free_chain: int, make_topic: Callable[..., None], partitions: int,
+    topic_settings: dict[str, str], part: str,
 ) -> None:  # fmt: skip
     make_topic(f"orderchain.{free_chain}", partitions, **topic_settings)
-    assert part in refused("chain", "create", free_chain, settings=settings)
-    assert "created chain" in refused("status", "--chain", free_chain, settings=settings)
+    assert part in ctl.refused("chain", "create", free_chain)
+    assert "created chain" in ctl.refused("status", "--chain", free_chain)
 
 
 @pytest.mark.parametrize("topic", ["", "a b", "x" * 250, "..", "a\nb"])
 def test_chain_with_a_topic_name_that_is_none_is_refused(
-    refused: Refused, settings: dict[str, str], free_chain: int, topic: str
+    ctl: Ctl, free_chain: int, topic: str
 ) -> None:
-    assert "--topic was" in refused(
-        "chain", "create", free_chain, "--topic", topic, settings=settings
-    )
+    assert "--topic was" in ctl.refused("chain", "create", free_chain, "--topic", topic)
 
 
 def test_chain_created_without_kafka_is_refused_and_not_made(
-    refused: Refused, settings: dict[str, str], free_chain: int
+    ctl: Ctl, refused: Refused, settings: dict[str, str], free_chain: int
 ) -> None:
     away = {**settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
     assert "kafka was '127.0.0.1:1'" in refused("chain", "create", free_chain, settings=away)
-    assert "created chain" in refused("status", "--chain", free_chain, settings=settings)
+    assert "created chain" in ctl.refused("status", "--chain", free_chain)
 
 
 # ------------------------------------------------------------------------------------------ topics
 
 
 def test_topic_of_an_intake_is_made_once_and_refused_where_no_intake_could_use_it(
-    call: Call, refused: Refused, settings: dict[str, str], free_chain: int, admin: Admin
+    ctl: Ctl, free_chain: int, admin: Admin
 ) -> None:
     name = f"orders-{free_chain}"
     for is_new in (True, False):
-        done = call("topic", "create", name, "--partitions", 3, "--json", settings=settings)
+        done = ctl("topic", "create", name, "--partitions", 3, "--json")
         assert done.code == 0, done
         assert json.loads(done.out) == {"topic": name, "topic_created": is_new}
     lacking = f"compacted-{free_chain}"
@@ -140,4 +128,4 @@ def test_topic_of_an_intake_is_made_once_and_refused_where_no_intake_could_use_i
         ((f"{name}.2", "--partitions", 0), "--partitions"),
         (("or/ders",), "1 to 249 of the characters A-Z a-z 0-9 . _ -"),
     ):
-        assert message in refused("topic", "create", *arguments, settings=settings)
+        assert message in ctl.refused("topic", "create", *arguments)

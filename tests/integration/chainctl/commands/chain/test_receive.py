@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 
+from tests.builders.orders import order_file
 from tests.command_call import Done
-from tests.integration.chainctl.conftest import Call, Refused, Start
+from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
 from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
+from tests.opened import connected
 from tests.stored_pages import LET_TAMPER
 
 
@@ -23,22 +24,20 @@ def delete_row(module_settings: dict[str, str], filled: int) -> Callable[[int], 
     """Deletes a row of the filled chain behind everybody's back."""
 
     async def delete(row_id: int) -> None:
-        connection = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
-        await connection.execute(LET_TAMPER)
-        query = "DELETE FROM chain_event WHERE chain_id = $1 AND id = $2"
-        await connection.execute(query, filled, row_id)
-        await connection.close()
+        async with connected(module_settings["CHAINCTL_DATABASE"]) as connection:
+            await connection.execute(LET_TAMPER)
+            query = "DELETE FROM chain_event WHERE chain_id = $1 AND id = $2"
+            await connection.execute(query, filled, row_id)
 
     return lambda row_id: asyncio.run(delete(row_id))
 
 
 @pytest.fixture
-def receive(call: Call, module_settings: dict[str, str], filled_once: int) -> Callable[..., Done]:
+def receive(ctl: Ctl, filled_once: int) -> Callable[..., Done]:
     """Calls `chainctl receive` on the filled chain."""
-    return lambda path, *options: call(
-        "receive", "--chain", filled_once, "--output", path, "--json", *options,
-        settings=module_settings,
-    )  # fmt: skip
+    return lambda path, *options: ctl(
+        "receive", "--chain", filled_once, "--output", path, "--json", *options
+    )
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -66,9 +65,8 @@ def test_receive_writes_the_chain_up_to_the_head_and_nothing_the_next_time(
 
 
 def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts_it(
-    call: Call, receive: Callable[..., Done], module_settings: dict[str, str], filled_once: int,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    ctl: Ctl, receive: Callable[..., Done], filled_once: int, tmp_path: Path
+) -> None:
     path = tmp_path / "ahead.jsonl"
     assert receive(path, "--until-id", 1).code == 0
     journal = path.read_bytes()
@@ -87,27 +85,22 @@ def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts
     assert f"chainctl unhalt --chain {filled_once} --name ahead.jsonl" in again.err
     assert path.read_bytes() == journal
     chain = ("--chain", filled_once)
-    status = json.loads(call("status", *chain, "--json", settings=module_settings).out)
+    status = ctl.json("status", *chain)
     (halted,) = (line for line in status["receivers"] if line["halted"])
     assert (halted["receiver"], halted["halted"]) == (
         "ahead.jsonl", f"PrimaryBehind at {ROWS + 5}"
     )  # fmt: skip
-    lifted = call(
-        "unhalt", *chain, "--name", "ahead.jsonl", "--reason", "wrong file",
-        settings=module_settings,
-    )  # fmt: skip
-    assert lifted.code == 0, lifted
+    ctl.done("unhalt", *chain, "--name", "ahead.jsonl", "--reason", "wrong file")
     assert receive(path).code == 0
 
 
 def test_receive_with_a_name_reports_how_far_it_has_come_and_without_one_does_not(
-    call: Call, receive: Callable[..., Done], module_settings: dict[str, str], filled_once: int,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    ctl: Ctl, receive: Callable[..., Done], filled_once: int, tmp_path: Path
+) -> None:
     path = tmp_path / "once.jsonl"
     assert receive(path, "--until-id", 5).code == 0
     assert receive(path, "--name", "auditor's journal", "--until-id", 7).code == 0
-    lag = call("lag", "--chain", filled_once, "--json", settings=module_settings)
+    lag = ctl("lag", "--chain", filled_once, "--json")
     places = {line["receiver"]: line["head_delivered"] for line in json.loads(lag.out)}
     assert places.get("auditor's journal") == 7
     assert "once.jsonl" not in places
@@ -123,17 +116,16 @@ def test_receive_whose_reported_seal_is_contradicted_halts_and_keeps_what_it_rep
 
     async def rewrite() -> None:
         """Change an order that the journal does not end with, and every seal over it."""
-        connection = await asyncpg.connect(settings["CHAINCTL_DATABASE"])
-        for statement in (
-            "UPDATE chain_page SET payloads[1] = 'x' WHERE chain_id = $1 AND last_id = "
-            "(SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)",
-            "UPDATE chain_batch SET seal = sha256(seal) WHERE chain_id = $1 AND last_id = "
-            "(SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)",
-            "UPDATE chain_head SET last_seal = (SELECT seal FROM chain_batch AS batch WHERE "
-            "batch.chain_id = $1 AND batch.last_id = chain_head.last_id) WHERE chain_id = $1",
-        ):
-            await connection.execute(statement, filled)
-        await connection.close()
+        async with connected(settings["CHAINCTL_DATABASE"]) as connection:
+            for statement in (
+                "UPDATE chain_page SET payloads[1] = 'x' WHERE chain_id = $1 AND last_id = "
+                "(SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)",
+                "UPDATE chain_batch SET seal = sha256(seal) WHERE chain_id = $1 AND last_id = "
+                "(SELECT max(last_id) FROM chain_batch WHERE chain_id = $1)",
+                "UPDATE chain_head SET last_seal = (SELECT seal FROM chain_batch AS batch WHERE "
+                "batch.chain_id = $1 AND batch.last_id = chain_head.last_id) WHERE chain_id = $1",
+            ):
+                await connection.execute(statement, filled)
 
     asyncio.run(rewrite())
     for _ in range(2):  # the second start finds what the first one reported unchanged
@@ -151,29 +143,27 @@ def test_receive_whose_reported_seal_is_contradicted_halts_and_keeps_what_it_rep
 
 
 def test_receive_stores_the_gap_that_it_stands_before_until_it_has_passed_it(
-    call: Call, module_settings: dict[str, str], filled: int, delete_row: Callable[[int], None],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    ctl: Ctl, filled: int, delete_row: Callable[[int], None], tmp_path: Path
+) -> None:
     path = tmp_path / "hole.jsonl"
     delete_row(2_000)
-    done = call("receive", "--chain", filled, "--output", path, settings=module_settings)
+    done = ctl("receive", "--chain", filled, "--output", path)
     assert done.code == 3, done
     assert "rows after 1999 up to 2000 are missing" in done.err
     assert lines(path) == [], "of the batch with the hole nothing proves a row"
-    ledger = call("gaps", "--chain", filled, "--json", settings=module_settings)
+    ledger = ctl("gaps", "--chain", filled, "--json")
     (gap,) = json.loads(ledger.out)
     assert (gap["receiver"], gap["after_id"], gap["outcome"]) == ("hole.jsonl", 0, "missing")
     assert (gap["until_id"], gap["source"]) == (2_000, "primary")
 
-    again = call("receive", "--chain", filled, "--output", path, settings=module_settings)
+    again = ctl("receive", "--chain", filled, "--output", path)
     assert again.code == 3, again
-    still = call("gaps", "--chain", filled, "--open", "--json", settings=module_settings)
+    still = ctl("gaps", "--chain", filled, "--open", "--json")
     assert [gap["until_id"] for gap in json.loads(still.out)] == [2_000]
     repair = ("repair", "--chain", filled, "--from", "topic", "--reason", "ticket 519")
-    assert call(*repair, settings=module_settings).code == 0
-    passed = call("receive", "--chain", filled, "--output", path, settings=module_settings)
-    assert passed.code == 0, passed
-    still = call("gaps", "--chain", filled, "--open", "--json", settings=module_settings)
+    ctl.done(*repair)
+    ctl.done("receive", "--chain", filled, "--output", path)
+    still = ctl("gaps", "--chain", filled, "--open", "--json")
     assert json.loads(still.out) == [], "though no place of it is stored"
 
 
@@ -232,7 +222,7 @@ def test_receive_with_the_disk_full_ends_with_three_and_goes_on_later(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"]
 )
 def test_receive_that_follows_ends_in_good_order_when_asked(
-    start: Start, call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path,
+    start: Start, ctl: Ctl, module_settings: dict[str, str], filled: int, tmp_path: Path,
     number: signal.Signals, code: int,
 ) -> None:  # fmt: skip
     path = tmp_path / "j.jsonl"
@@ -245,13 +235,8 @@ def test_receive_that_follows_ends_in_good_order_when_asked(
     while "live" not in shown:
         shown = process.stderr.readline()
         assert shown, "it ended before it was live"
-    extra = tmp_path / "p.csv"
-    extra.write_text("n\n1\n")
-    assert call("sequence", "--chain", filled, "--input", extra, settings=module_settings).code == 0
-    until = call(
-        "receive", "--chain", filled, "--output", tmp_path / "other", settings=module_settings
-    )
-    assert until.code == 0
+    ctl.done("sequence", "--chain", filled, "--input", order_file(tmp_path / "p.csv", 1))
+    ctl.done("receive", "--chain", filled, "--output", tmp_path / "other")
     process.send_signal(number)
     out, err = process.communicate()
     assert process.returncode == code, err
@@ -272,46 +257,31 @@ def test_fill_writes_the_missing_rows_with_the_read_only_role(
 
 
 def test_fill_over_a_missing_row_ends_with_three_and_hands_on_no_row_of_its_batch(
-    call: Call, module_settings: dict[str, str], filled: int, delete_row: Callable[[int], None]
+    ctl: Ctl, filled: int, delete_row: Callable[[int], None]
 ) -> None:
     delete_row(100)
-    done = call("fill", "--chain", filled, "--after", 90, "--until", 200, settings=module_settings)
+    done = ctl("fill", "--chain", filled, "--after", 90, "--until", 200)
     assert done.code == 3
     assert done.out == ""
     assert "rows after 99 up to 100 are missing" in done.err
 
 
-def test_fill_of_ids_that_are_not_there_is_refused(
-    refused: Refused, module_settings: dict[str, str], filled_once: int
-) -> None:
+def test_fill_of_ids_that_are_not_there_is_refused(ctl: Ctl, filled_once: int) -> None:
     for after, until, part in (
         (5, 4, "--until was 4"),
         (0, ROWS + 1, f"up to the head of the chain, {ROWS}"),
         (-1, 4, "'--after': -1"),
         (0, 2**63, "'--until'"),
     ):
-        line = refused(
-            "fill",
-            "--chain",
-            filled_once,
-            "--after",
-            after,
-            "--until",
-            until,
-            settings=module_settings,
-        )
+        line = ctl.refused("fill", "--chain", filled_once, "--after", after, "--until", until)
         assert part in line
 
 
 def test_fill_up_to_an_id_that_was_left_out_is_refused_and_no_row_is_called_missing(
-    call: Call, refused: Refused, module_settings: dict[str, str], filled: int, tmp_path: Path
+    ctl: Ctl, filled: int, tmp_path: Path
 ) -> None:
-    more = tmp_path / "more.csv"
-    more.write_text("n\n1\n")
-    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
-    line = refused(
-        "fill", "--chain", filled, "--after", 1, "--until", ROWS + 1, settings=module_settings
-    )
+    ctl.done("sequence", "--chain", filled, "--input", order_file(tmp_path / "more.csv", 1))
+    line = ctl.refused("fill", "--chain", filled, "--after", 1, "--until", ROWS + 1)
     assert f"--until was {ROWS + 1}, expected the id of a row" in line
     assert f"the last one before it is {ROWS})" in line
 

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 import zstandard
 
 from local_stack import PostgresServer
+from tests.builders.orders import order_file
 from tests.command_call import Done
 from tests.deadlines import Deadline, deadline
-from tests.integration.chainctl.conftest import Call, Refused, Start
+from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
 from tests.lanes import at_night
+from tests.opened import connected
 
 Rows = Callable[[], list[dict[str, Any]]]
 
@@ -34,35 +35,29 @@ SEPARATORS = {"semicolons": ";", "tabs": "\t", "bars": "|"}
 
 
 @pytest.fixture
-def sequence(call: Call, module_settings: dict[str, str], chain: int) -> Callable[..., Done]:
+def sequence(ctl: Ctl, chain: int) -> Callable[..., Done]:
     """Calls `chainctl sequence` with a file of this content."""
 
     def run(path: Path, content: str | bytes | None = None, *options: object) -> Done:
         if content is not None:
             data = content.encode() if isinstance(content, str) else content
             path.write_bytes(COMPRESS.get(path.suffix, bytes)(data))
-        return call(
-            "sequence", "--chain", chain, "--input", path, "--json", *options,
-            settings=module_settings,
-        )  # fmt: skip
+        return ctl("sequence", "--chain", chain, "--input", path, "--json", *options)
 
     return run
 
 
 @pytest.fixture
-def rows(call: Call, module_settings: dict[str, str], chain: int) -> Rows:
+def rows(ctl: Ctl, chain: int) -> Rows:
     """Reads the whole chain, as `chainctl fill` writes it."""
 
     def read() -> list[dict[str, Any]]:
-        status = json.loads(
-            call("status", "--chain", chain, "--json", settings=module_settings).out
-        )
-        done = call(
-            "fill", "--chain", chain, "--after", 0, "--until", status["head_persisted"],
-            "--decode", "msgpack", settings=module_settings,
+        status = ctl.json("status", "--chain", chain)
+        out = ctl.done(
+            "fill", "--chain", chain, "--after", 0, "--until", status["head_persisted"], "--decode",
+            "msgpack",
         )  # fmt: skip
-        assert done.code == 0, done
-        return [json.loads(line) for line in done.out.splitlines()]
+        return [json.loads(line) for line in out.splitlines()]
 
     return read
 
@@ -156,7 +151,7 @@ def test_standard_input_is_the_file_of_its_name(
 
 
 def test_standard_input_that_waits_costs_neither_the_lease_nor_a_clean_end(
-    start: Start, call: Call, rows: Rows, head_moved: Callable[[], None],
+    start: Start, ctl: Ctl, rows: Rows, head_moved: Callable[[], None],
     module_settings: dict[str, str], chain: int,
 ) -> None:  # fmt: skip
     process = start(
@@ -169,7 +164,7 @@ def test_standard_input_that_waits_costs_neither_the_lease_nor_a_clean_end(
     process.stdin.flush()
     head_moved()
     wait_for_beats(module_settings["CHAINCTL_DATABASE"], chain, 10)  # two leases
-    leader = json.loads(call("leader", "--chain", chain, "--json", settings=module_settings).out)
+    leader = ctl.json("leader", "--chain", chain)
     assert (leader["leader_state"], leader["epoch"]) == ("leads", 1)
     process.stdin.write("3\n4\n")
     process.stdin.flush()
@@ -183,15 +178,12 @@ def wait_for_beats(database: str, chain: int, count: int) -> None:
     """Return once the leader of the chain has shown its life `count` more times."""
 
     async def wait() -> None:
-        connection = await asyncpg.connect(database)
-        try:
+        async with connected(database) as connection:
             query = "SELECT counter FROM chain_lease WHERE chain_id = $1"
             first = await connection.fetchval(query, chain)
             async with deadline():
                 while await connection.fetchval(query, chain) < first + count:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-        finally:
-            await connection.close()
 
     asyncio.run(wait())
 
@@ -214,14 +206,14 @@ def wait_for_rows(rows: Rows, count: int) -> None:
     ],
 )
 def test_standard_input_without_what_it_needs_is_refused(
-    refused: Refused, module_settings: dict[str, str], arguments: tuple[str, ...], part: str
+    ctl: Ctl, arguments: tuple[str, ...], part: str
 ) -> None:
-    assert part in refused("sequence", "--chain", 1, *arguments, settings=module_settings)
+    assert part in ctl.refused("sequence", "--chain", 1, *arguments)
 
 
 def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
-    refused: Refused, call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path,
-) -> None:  # fmt: skip
+    ctl: Ctl, chain: int, tmp_path: Path
+) -> None:
     (tmp_path / "empty.csv").touch()
     (tmp_path / "header.csv").write_text("a,b\n")
     (tmp_path / "first.csv").write_text("a,b\n1\n")
@@ -250,11 +242,9 @@ def test_file_that_cannot_be_used_leaves_the_chain_to_its_leader(
             for name, separator in SEPARATORS.items()
         ),
     ):
-        line = refused(
-            "sequence", "--chain", chain, "--input", tmp_path / name, settings=module_settings
-        )
+        line = ctl.refused("sequence", "--chain", chain, "--input", tmp_path / name)
         assert part in line, name
-    status = json.loads(call("status", "--chain", chain, "--json", settings=module_settings).out)
+    status = ctl.json("status", "--chain", chain)
     assert status["epoch"] == 0
     assert status["intakes"] == []
 
@@ -273,54 +263,12 @@ def test_fields_are_separated_by_what_the_option_or_the_first_line_names(
     assert found == [dict(zip(lines[0], line, strict=True)) for line in lines[1:]] * 2
 
 
-def test_file_of_the_same_name_in_another_folder_is_refused_and_taken_once_named(
-    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
-) -> None:
-    first, other = (tmp_path / day / "part-00000.csv" for day in ("day=1", "day=2"))
-    content = "n\n" + "".join(f"{number}\n" for number in range(1, 6))
-    for path in (first, other):
-        path.parent.mkdir()
-    assert sequence(first, content).code == 0
-    refused = sequence(other, content + "6\n7\n")
-    assert (refused.code, refused.out) == (2, "")
-    assert f"5 rows were taken in {first.parent}; --input-name is 'part-00000.csv'" in refused.err
-    assert len(refused.err.splitlines()) == 1
-    named = sequence(other, None, "--input-name", "day-2.csv")
-    assert named.code == 0, named
-    assert keys(rows()) == [
-        *(f"part-00000.csv#{number}" for number in range(1, 6)),
-        *(f"day-2.csv#{number}" for number in range(1, 8)),
-    ]
-
-
-def test_sequence_killed_in_the_middle_goes_on_without_doubling(
-    start: Start, sequence: Callable[..., Done], rows: Rows, head_moved: Callable[[], None],
-    module_settings: dict[str, str], chain: int, tmp_path: Path,
-) -> None:  # fmt: skip
-    path = tmp_path / "o.csv"
-    count = 20_000
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, count + 1)))
-    process = start(
-        "sequence", "--chain", chain, "--input", path, "--batch-rows", 20,
-        settings=module_settings,
-    )  # fmt: skip
-    head_moved()
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    done = sequence(path, None, "--batch-rows", 5_000)
-    assert done.code == 0, done
-    summary = json.loads(done.out)
-    assert summary["rows_before"] + summary["orders"] == count
-    assert keys(rows()) == [f"o.csv#{number}" for number in range(1, count + 1)]
-
-
 @pytest.mark.parametrize("times", [*at_night(1), 2])
 def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     start: Start, sequence: Callable[..., Done], head_moved: Callable[[], None],
     module_settings: dict[str, str], chain: int, tmp_path: Path, times: int,
 ) -> None:  # fmt: skip
-    path = tmp_path / "o.csv"
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, 20_001)))
+    path = order_file(tmp_path / "o.csv", 20_000)
     process = start(
         "sequence", "--chain", chain, "--input", path, "--batch-rows", 20,
         settings=module_settings,
@@ -355,7 +303,7 @@ def test_sequence_on_a_database_that_may_lose_rows_is_refused_unless_allowed(
 def test_sequence_without_kafka_starts_where_that_is_allowed_under_the_name_it_is_given(
     call: Call, refused: Refused, module_settings: dict[str, str], chain: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "o.csv").write_text("n\n1\n2\n")
+    order_file(tmp_path / "o.csv", 2)
     away = {**module_settings, "CHAINCTL_KAFKA": "127.0.0.1:1"}
     sequence = ("sequence", "--chain", chain, "--input", tmp_path / "o.csv", "--connect-seconds", 1)
     assert "kafka was" in refused(*sequence, settings=away)

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.deadlines import Deadline
-from tests.integration.chainctl.conftest import Call, Start
+from tests.integration.chainctl.conftest import Call, Ctl, Start
 from tests.integration.chainctl.order_topic import Topic
 
 COUNT = 3
@@ -21,16 +21,12 @@ LEASE_SECONDS = 1.5
 
 @pytest.fixture
 def topics(
-    module_settings: dict[str, str],
-    chain: int,
-    call: Call,
-    make_topic: Callable[..., None],
+    module_settings: dict[str, str], chain: int, ctl: Ctl, make_topic: Callable[..., None]
 ) -> Iterator[list[Topic]]:
     """The topics of three chains, one after the other."""
     chains = range(chain, chain + COUNT)
     for each in chains[1:]:
-        done = call("chain", "create", each, settings=module_settings)
-        assert done.code == 0, done
+        ctl.done("chain", "create", each)
     topics = [Topic(module_settings, f"many.{each}", each) for each in chains]
     for topic in topics:
         make_topic(topic.name, 3)
@@ -168,10 +164,8 @@ def test_metrics_of_all_chains_are_at_one_place(
         (("--chain", 1, "--intake-topic", "t", "--connections", 3), "--connections cannot be"),
     ],
 )
-def test_chains_that_say_nothing_are_refused(
-    call: Call, module_settings: dict[str, str], options: tuple[str, ...], part: str
-) -> None:
-    done = call("sequence", *options, settings=module_settings)
+def test_chains_that_say_nothing_are_refused(ctl: Ctl, options: tuple[str, ...], part: str) -> None:
+    done = ctl("sequence", *options)
     assert (done.code, done.out) == (2, "")
     assert part in " ".join(done.err.split())
 

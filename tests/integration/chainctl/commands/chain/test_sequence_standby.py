@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 
 from chain_kernel.sql import GAP_READER
 from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
+from tests.builders.orders import order_file
 from tests.builders.standbys import standby_of
 from tests.deadlines import deadline
-from tests.integration.chainctl.conftest import Call
+from tests.integration.chainctl.conftest import Call, Ctl
 from tests.integration.chainctl.sizes import FILLED_ROWS as ROWS
+from tests.opened import connected
 
 EXTRA = 50
 
@@ -41,47 +42,39 @@ def pause_behind(dsn: str, chain_id: int, last_id: int) -> None:
     """Have a standby replay up to `last_id`, and no further."""
 
     async def pause() -> None:
-        look = await asyncpg.connect(dsn)
-        query = "SELECT last_id FROM chain_head WHERE chain_id = $1"
-        async with deadline():
-            while await look.fetchval(query, chain_id) != last_id:
-                pass
-            await look.execute("SELECT pg_wal_replay_pause()")
-            while await look.fetchval("SELECT pg_get_wal_replay_pause_state()") != "paused":
-                pass
-        await look.close()
+        async with connected(dsn) as look:
+            query = "SELECT last_id FROM chain_head WHERE chain_id = $1"
+            async with deadline():
+                while await look.fetchval(query, chain_id) != last_id:
+                    pass
+                await look.execute("SELECT pg_wal_replay_pause()")
+                while await look.fetchval("SELECT pg_get_wal_replay_pause_state()") != "paused":
+                    pass
 
     asyncio.run(pause())
 
 
 def test_fill_and_receive_read_a_standby_that_is_behind_and_then_the_primary(
-    call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
+    ctl: Ctl, call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
     database_name: str, tmp_path: Path,
 ) -> None:  # fmt: skip
     pause_behind(standby.dsn(SUPERUSER, database_name), filled, ROWS)
-    more = tmp_path / "more.csv"
-    more.write_text("n\n" + "1\n" * EXTRA)
-    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
-    status = call("status", "--chain", filled, "--json", settings=module_settings)
-    head = json.loads(status.out)["head_persisted"]
+    ctl.done("sequence", "--chain", filled, "--input", order_file(tmp_path / "more.csv", EXTRA))
+    head = ctl.json("status", "--chain", filled)["head_persisted"]
     assert head > ROWS + EXTRA, "a take-over skips ids"
     ids = [*range(1, ROWS + 1), *range(head - EXTRA + 1, head + 1)]
     servers = standby.dsn(GAP_READER, database_name), module_settings["CHAINCTL_GAP_DATABASE"]
 
-    alone = call(
-        "fill", "--chain", filled, "--after", ROWS - 1, "--until", head,
-        "--gap-database", servers[0], settings=module_settings,
+    alone = ctl(
+        "fill", "--chain", filled, "--after", ROWS - 1, "--until", head, "--gap-database",
+        servers[0],
     )  # fmt: skip
     assert alone.code == 3, alone
     assert str(head) in alone.err
 
     flags = [part for server in servers for part in ("--gap-database", server)]
-    done = call(
-        "fill", "--chain", filled, "--after", ROWS - 3, "--until", head, *flags,
-        settings=module_settings,
-    )  # fmt: skip
-    assert done.code == 0, done
-    found = [json.loads(line)["id"] for line in done.out.splitlines()]
+    out = ctl.done("fill", "--chain", filled, "--after", ROWS - 3, "--until", head, *flags)
+    found = [json.loads(line)["id"] for line in out.splitlines()]
     assert found == ids[ROWS - 3 :]
 
     journal = tmp_path / "j.jsonl"
@@ -93,9 +86,7 @@ def test_fill_and_receive_read_a_standby_that_is_behind_and_then_the_primary(
     assert json.loads(received.out)["stats"]["source"] == "primary"  # gave the end of it
 
     standby.stop()
-    without = call(
-        "fill", "--chain", filled, "--after", 0, "--until", 3, *flags, settings=module_settings
-    )
+    without = ctl("fill", "--chain", filled, "--after", 0, "--until", 3, *flags)
     assert without.code == 0, without
     assert "asked last" in without.err, "a server that does not answer is named"
 
@@ -119,7 +110,7 @@ def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
         gap_database: several_hosts(module_settings[gap_database], "primary", *ports),
     }
     more, journal = tmp_path / "more.csv", tmp_path / "j.jsonl"
-    more.write_text("n\n" + "1\n" * EXTRA)
+    order_file(more, EXTRA)
     for arguments in (
         ["sequence", "--input", more],
         ["receive", "--output", journal, "--name", "matching"],
@@ -145,13 +136,11 @@ def test_address_of_several_hosts_finds_the_one_that_can_be_written_to(
 
 
 def test_address_of_several_hosts_may_ask_for_a_standby(
-    call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
+    ctl: Ctl, call: Call, module_settings: dict[str, str], filled: int, standby: PostgresServer,
     database_name: str, tmp_path: Path,
 ) -> None:  # fmt: skip
     pause_behind(standby.dsn(SUPERUSER, database_name), filled, ROWS)
-    more = tmp_path / "more.csv"
-    more.write_text("n\n" + "1\n" * EXTRA)
-    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
+    ctl.done("sequence", "--chain", filled, "--input", order_file(tmp_path / "more.csv", EXTRA))
     ports = free_port(), standby.config.port
     for target, rows in (("standby", ROWS), ("primary", ROWS + EXTRA)):
         settings = {

@@ -1,8 +1,7 @@
-"""`chainctl sequence --intake-topic`: killed, replaced, stopped, a topic becomes a chain once."""
+"""`chainctl sequence --intake-topic`: replaced, stopped, a topic becomes a chain once."""
 
 import json
 import platform
-import random
 import signal
 import subprocess
 import time
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.builders.orders import order_file
 from tests.deadlines import LONG_SECONDS
-from tests.integration.chainctl.conftest import Call, Refused, Start
+from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
 from tests.integration.chainctl.order_topic import PARTITIONS, Topic
 
 LEASE_SECONDS = 1.5
@@ -75,31 +75,6 @@ def test_sequence_from_a_topic_runs_until_sigterm_and_reports_what_it_did(
     assert f"leading chain {topic.chain}, epoch 1" in err
     assert topic.head()["released"]
     topic.assert_is_chain()
-
-
-@pytest.mark.nightly
-def test_sequence_killed_at_random_moments_makes_a_chain_of_the_topic(
-    lead: Callable[..., subprocess.Popen[str]], topic: Topic
-) -> None:
-    seed = random.randrange(10**9)
-    print(f"seed {seed}")  # noqa: T201 - to do it again
-    moments = random.Random(seed)
-    topic.start_load()
-    for _ in range(3):
-        process = lead()
-        before = topic.head()["epoch"] if topic.positions() else 0
-        topic.until(lambda before=before: self_leads(topic, before))  # type: ignore[misc]
-        reached = topic.head()["last_id"] + moments.randrange(300)  # the moment is the test
-        topic.until(lambda reached=reached: topic.head()["last_id"] >= reached)  # type: ignore[misc]
-        process.kill()
-        end(process, -signal.SIGKILL)
-    topic.stop_load()
-    process = lead()
-    topic.until_taken(process)
-    process.send_signal(signal.SIGINT)
-    end(process, 130)
-    topic.assert_is_chain()
-    assert topic.head()["epoch"] == 4
 
 
 def self_leads(topic: Topic, before: int) -> bool:
@@ -228,8 +203,7 @@ def until_waiting(topic: Topic) -> None:
 def test_standby_with_a_file_goes_on_where_the_leader_of_the_same_file_was_killed(
     start: Start, topic: Topic, tmp_path: Any
 ) -> None:
-    path = tmp_path / "o.csv"
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, 60_001)))
+    path = order_file(tmp_path / "o.csv", 60_000)
     arguments = (
         "sequence", "--chain", topic.chain, "--input", path, "--json",
         "--lease-seconds", LEASE_SECONDS, "--batch-rows", 20,
@@ -260,16 +234,13 @@ def test_second_leader_without_standby_is_refused_its_chain(
 
 
 def test_ids_that_hold_the_time_need_a_chain_with_large_partitions(
-    call: Call, start: Start, refused: Refused, module_settings: dict[str, str], topic: Topic
+    ctl: Ctl, start: Start, module_settings: dict[str, str], topic: Topic
 ) -> None:
     options = ("--intake-topic", topic.name, "--id-strategy", "time", "--json")
-    line = refused("sequence", "--chain", topic.chain, *options, settings=module_settings)
+    line = ctl.refused("sequence", "--chain", topic.chain, *options)
     assert "--partition-ids 90596966400000 is a day" in line
     timed = topic.chain + 1 if topic.chain < 2**31 - 1 else 999
-    made = call(
-        "chain", "create", timed, "--partition-ids", 86_400_000 << 20, settings=module_settings
-    )
-    assert made.code == 0, made
+    ctl.done("chain", "create", timed, "--partition-ids", 86_400_000 << 20)
     topic.send(50)
     topic.chain = timed
     before_ms = int(time.time() * 1_000)
@@ -295,17 +266,13 @@ def test_ids_that_hold_the_time_need_a_chain_with_large_partitions(
     ],
 )
 def test_sequence_with_options_that_say_nothing_is_refused(
-    call: Call, module_settings: dict[str, str], options: tuple[str, ...], part: str
+    ctl: Ctl, options: tuple[str, ...], part: str
 ) -> None:
-    done = call("sequence", "--chain", 1, *options, settings=module_settings)
+    done = ctl("sequence", "--chain", 1, *options)
     assert (done.code, done.out) == (2, "")
     assert part in " ".join(done.err.split())
 
 
-def test_topic_that_is_missing_is_refused_before_anything_is_taken(
-    refused: Refused, module_settings: dict[str, str], chain: int
-) -> None:
-    line = refused(
-        "sequence", "--chain", chain, "--intake-topic", "not.there", settings=module_settings
-    )
+def test_topic_that_is_missing_is_refused_before_anything_is_taken(ctl: Ctl, chain: int) -> None:
+    line = ctl.refused("sequence", "--chain", chain, "--intake-topic", "not.there")
     assert line == "chainctl: topic was 'not.there', expected a topic that exists\n"

@@ -9,7 +9,7 @@ import pytest
 
 from chain_kernel.errors import ConnectError, RetryError
 from chainctl.database import looking
-from tests.integration.chainctl.conftest import Call
+from tests.integration.chainctl.conftest import Ctl
 from tests.integration.chainctl.runbooks import sql
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
@@ -28,18 +28,18 @@ def change(module_settings: Settings, filled: int) -> Callable[[str], None]:
 
 
 def test_clock_that_has_gone_back_makes_no_negative_age(
-    call: Call, module_settings: Settings, filled: int, change: Callable[[str], None]
+    ctl: Ctl, filled: int, change: Callable[[str], None]
 ) -> None:
     """All that is stored is of tomorrow."""
     chain = ("--chain", filled)
     journal = ("--output", "j.jsonl", "--name", "matching", "--until-id", 1)
-    assert call("receive", *chain, *journal, settings=module_settings).code == 0
+    ctl.done("receive", *chain, *journal)
     change("UPDATE chain_batch SET committed_at = now() + interval '1 day'")
     change("UPDATE chain_lease SET beat_at = now() + interval '1 day', released = false")
     change("UPDATE chain_head SET published_id = 0")
 
     def shown(*command: object) -> Any:
-        return json.loads(call(*command, "--json", settings=module_settings).out)
+        return ctl.json(*command)
 
     status, (lag,) = shown("status", *chain), shown("lag", *chain)
     every = next(each for each in shown("status")["chains"] if each["chain"] == filled)
@@ -53,31 +53,29 @@ def test_clock_that_has_gone_back_makes_no_negative_age(
 
 
 def test_states_of_a_leader_and_what_is_published_late(
-    call: Call, module_settings: Settings, filled: int, change: Callable[[str], None]
+    ctl: Ctl, filled: int, change: Callable[[str], None]
 ) -> None:
     def check(*options: str) -> int:
-        done = call("leader", "--chain", filled, *options, settings=module_settings)
+        done = ctl("leader", "--chain", filled, *options)
         assert (done.code == 1) == (f"chain {filled} has no leader" in done.err), done
         return done.code
 
     def shown() -> tuple[str, int, str]:
         """The state, the exit code of the check, and what is published, in words."""
-        done = call("status", "--chain", filled, "--json", settings=module_settings)
-        assert done.code == 0, done
-        found = json.loads(done.out)
+        found = ctl.json("status", "--chain", filled)
         return found["leader_state"], check("--check"), found["published"].partition(".")[0]
 
     assert shown() == ("handed over", 1, "everything")
     assert (check("--max-beat", "1h"), check()) == (1, 0)
     change("UPDATE chain_batch SET committed_at = now() - interval '70 seconds'")
     change("UPDATE chain_head SET published_id = 0")
-    line = call("status", "--chain", filled, settings=module_settings).out
+    line = ctl("status", "--chain", filled).out
     assert f" s late: {FILLED_ROWS:,} rows wait for a leader" in line
     change("UPDATE chain_lease SET released = false, beat_at = now(), lease_seconds = 3600")
     assert shown() == ("leads", 0, "70")
-    done = call("status", settings=module_settings)
+    done = ctl("status")
     assert f" s late: {FILLED_ROWS:,} rows wait for the broker" in done.out, done
-    doctor = json.loads(call("doctor", "--chain", filled, "--json", settings=module_settings).out)
+    doctor = ctl.json("doctor", "--chain", filled)
     (late,) = [each for each in doctor if each["what"] == f"orders of chain {filled}"]
     assert (late["state"], "rows wait to be published, for 7" in late["found"]) == ("warning", True)
     change("UPDATE chain_lease SET step_down = true")
@@ -95,8 +93,8 @@ def test_states_of_a_leader_and_what_is_published_late(
 )
 @pytest.mark.parametrize(("tries", "code"), [(1, 0), (1_000, 1)])
 def test_act_that_is_done_is_reported_though_the_database_is_away_while_its_effect_is_awaited(
-    call: Call, module_settings: Settings, filled: int, change: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int, code: int,
+    ctl: Ctl, filled: int, change: Callable[[str], None], monkeypatch: pytest.MonkeyPatch,
+    error: Exception, tries: int, code: int,
 ) -> None:  # fmt: skip
     change("UPDATE chain_lease SET released = false, beat_at = now()")
     left = [error] * tries
@@ -109,13 +107,13 @@ def test_act_that_is_done_is_reported_though_the_database_is_away_while_its_effe
         return looking(*given)
 
     monkeypatch.setattr("chainctl.commands.leader.looking", look)
-    done = call(
-        "step-down", "--chain", filled, "--reason", "a drill", "--json",
-        "--wait", "1s" if code else "600s", settings=module_settings,
+    done = ctl(
+        "step-down", "--chain", filled, "--reason", "a drill", "--json", "--wait",
+        "1s" if code else "600s",
     )  # fmt: skip
     assert done.code == code, done
     assert "is asked to step down" in done.err
     act = json.loads(done.out)
     assert act["is_over"] is (code == 0)
-    (row,) = json.loads(call("acts", "--chain", filled, "--json", settings=module_settings).out)
+    (row,) = ctl.json("acts", "--chain", filled)
     assert act["act_id"] == row["act_id"]

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import asyncpg
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
@@ -25,7 +24,8 @@ from outbox.roles import OUTBOX_OPERATOR
 from tests.builders.topics import damage_batch, make_topics
 from tests.command_call import Done
 from tests.deadlines import deadline
-from tests.integration.chainctl.conftest import Call, Refused
+from tests.integration.chainctl.conftest import Call, Ctl, Refused
+from tests.opened import connected
 
 PASSWORD = "a-password-of-tests"
 WHY = ["--reason", "fixed", "--actor", "anna"]
@@ -57,8 +57,7 @@ def letters(settings: dict[str, str], database: str) -> list[UUID]:
     ids = draw_message_ids(3)
 
     async def bury() -> None:
-        connection = await asyncpg.connect(database)
-        try:
+        async with connected(database) as connection:
             inbox = await Inbox.open(connection, "clearing", 10.0)
             for number, message_id in enumerate(ids):
                 letter = Delivery(
@@ -70,8 +69,6 @@ def letters(settings: dict[str, str], database: str) -> list[UUID]:
                 await inbox.bury(
                     connection, letter, failures=17, reason=reason, error="ValueError: no"
                 )
-        finally:
-            await connection.close()
 
     asyncio.run(bury())
     assert settings
@@ -80,104 +77,92 @@ def letters(settings: dict[str, str], database: str) -> list[UUID]:
 
 def parked(database: str) -> int:
     async def count() -> int:
-        connection = await asyncpg.connect(database)
-        try:
+        async with connected(database) as connection:
             return int(await connection.fetchval("SELECT count(*) FROM inbox_parked"))
-        finally:
-            await connection.close()
 
     return asyncio.run(count())
 
 
-def listed(call: Call, settings: dict[str, str], *options: str) -> list[str]:
-    done = call("outbox", "dead", "list", "--json", *options, settings=settings)
-    assert done.code == 0, done
-    return [letter["message_id"] for letter in json.loads(done.out)]
+def listed(ctl: Ctl, *options: str) -> list[str]:
+    return [letter["message_id"] for letter in ctl.json("outbox", "dead", "list", *options)]
 
 
-def test_dead_letters_are_listed_with_their_reason(
-    call: Call, settings: dict[str, str], letters: list[UUID]
-) -> None:
-    done = call("outbox", "dead", "list", settings=settings)
-    assert done.code == 0, done
-    head, *rows = done.out.splitlines()
+def test_dead_letters_are_listed_with_their_reason(ctl: Ctl, letters: list[UUID]) -> None:
+    out = ctl.done("outbox", "dead", "list")
+    head, *rows = out.splitlines()
     assert head.split() == ["MESSAGE_ID", "CONSUMER", "DEAD", "WHY", "FAILURES", "LAST_ERROR"]
     assert len(rows) == 3
     assert any(re.search(r"clearing .* tries used up +17  ValueError: no$", row) for row in rows)
-    assert sorted(listed(call, settings)) == sorted(map(str, letters))
-    assert listed(call, settings, "--why", REFUSED) == [str(letters[2])]
-    assert listed(call, settings, "--consumer", "nobody") == []
-    assert len(listed(call, settings, "--key", "K", "--limit", "2")) == 2
-    assert listed(call, settings, "--older-than", "3600") == []
-    assert listed(call, settings, "--id", str(letters[1])) == [str(letters[1])]
+    assert sorted(listed(ctl)) == sorted(map(str, letters))
+    assert listed(ctl, "--why", REFUSED) == [str(letters[2])]
+    assert listed(ctl, "--consumer", "nobody") == []
+    assert len(listed(ctl, "--key", "K", "--limit", "2")) == 2
+    assert listed(ctl, "--older-than", "3600") == []
+    assert listed(ctl, "--id", str(letters[1])) == [str(letters[1])]
 
 
 def test_dead_letter_is_shown_with_what_it_holds_and_what_was_done(
-    call: Call, settings: dict[str, str], letters: list[UUID]
+    ctl: Ctl, letters: list[UUID]
 ) -> None:
-    assert call("outbox", "dead", "abandon", "--id", letters[0], *WHY, settings=settings).code == 0
-    done = call("outbox", "dead", "show", letters[0], settings=settings)
-    assert done.code == 0, done
+    ctl.done("outbox", "dead", "abandon", "--id", letters[0], *WHY)
+    out = ctl.done("outbox", "dead", "show", letters[0])
     for noted in ("trades/1 at 0", "header a: b", "payload: note \\xff", "abandon by anna: fixed"):
-        assert noted in done.out
-    shown_all = call("outbox", "dead", "show", letters[0], "--json", settings=settings)
+        assert noted in out
+    shown_all = ctl("outbox", "dead", "show", letters[0], "--json")
     (shown,) = json.loads(shown_all.out)
     assert shown["letter"]["message_id"] == str(letters[0])
     assert shown["acts"][0]["actor"] == "anna"
 
 
 def test_retry_of_one_parks_it_anew_and_stores_the_act(
-    call: Call, settings: dict[str, str], letters: list[UUID], database: str
+    ctl: Ctl, letters: list[UUID], database: str
 ) -> None:
-    done = call("outbox", "dead", "retry", "--id", letters[1], *WHY, "--json", settings=settings)
-    assert done.code == 0, done
-    assert json.loads(done.out)[0]["message_id"] == str(letters[1])
+    found = ctl.json("outbox", "dead", "retry", "--id", letters[1], *WHY)
+    assert found[0]["message_id"] == str(letters[1])
     assert parked(database) == 1
-    assert str(letters[1]) not in listed(call, settings)
-    acts = call("outbox", "dead", "acts", "--since", "1h", "--json", settings=settings)
+    assert str(letters[1]) not in listed(ctl)
+    acts = ctl("outbox", "dead", "acts", "--since", "1h", "--json")
     (act,) = json.loads(acts.out)
     noted = {name: act[name] for name in ("act", "message_id", "consumer", "actor", "reason")}
     assert noted == {
         "act": "retry", "message_id": str(letters[1]), "consumer": "clearing", "actor": "anna",
         "reason": "fixed",
     }  # fmt: skip
-    assert "anna" in call("outbox", "dead", "acts", settings=settings).out
+    assert "anna" in ctl("outbox", "dead", "acts").out
 
 
 def test_retry_of_many_with_dry_run_does_nothing(
-    call: Call, settings: dict[str, str], letters: list[UUID], database: str
+    ctl: Ctl, letters: list[UUID], database: str
 ) -> None:
     chosen = ["--why", TRIES_USED_UP]
-    dry = call("outbox", "dead", "retry", *chosen, *WHY, "--dry-run", settings=settings)
+    dry = ctl("outbox", "dead", "retry", *chosen, *WHY, "--dry-run")
     assert (dry.code, dry.err) == (0, "chainctl: 2 dead letters to be retried\n")
     assert parked(database) == 0
-    done = call("outbox", "dead", "retry", *chosen, *WHY, settings=settings)
+    done = ctl("outbox", "dead", "retry", *chosen, *WHY)
     assert (done.code, done.err) == (0, "chainctl: 2 dead letters retried\n")
     assert parked(database) == 2
-    assert listed(call, settings) == [str(letters[2])]
+    assert listed(ctl) == [str(letters[2])]
 
 
-def test_abandon_of_many_leaves_them_listed_as_such(
-    call: Call, settings: dict[str, str], letters: list[UUID]
-) -> None:
-    done = call("outbox", "dead", "abandon", "--all", *WHY, settings=settings)
+def test_abandon_of_many_leaves_them_listed_as_such(ctl: Ctl, letters: list[UUID]) -> None:
+    done = ctl("outbox", "dead", "abandon", "--all", *WHY)
     assert (done.code, done.err) == (0, "chainctl: 3 dead letters abandoned\n")
-    assert listed(call, settings) == []
-    assert len(listed(call, settings, "--abandoned")) == len(letters)
+    assert listed(ctl) == []
+    assert len(listed(ctl, "--abandoned")) == len(letters)
 
 
 @pytest.mark.parametrize("act", ["retry", "abandon"])
 def test_act_without_a_choice_or_a_reason_is_refused(
-    call: Call, refused: Refused, settings: dict[str, str], letters: list[UUID], act: str
+    ctl: Ctl, letters: list[UUID], act: str
 ) -> None:
-    assert "--all" in refused("outbox", "dead", act, *WHY, settings=settings)
-    assert "reason" in refused("outbox", "dead", act, "--all", settings=settings)
+    assert "--all" in ctl.refused("outbox", "dead", act, *WHY)
+    assert "reason" in ctl.refused("outbox", "dead", act, "--all")
     blank = ["--all", "--reason", " "]
-    assert "reason" in refused("outbox", "dead", act, *blank, settings=settings)
+    assert "reason" in ctl.refused("outbox", "dead", act, *blank)
     unknown = draw_message_ids(1)[0]
-    done = call("outbox", "dead", act, "--id", unknown, *WHY, settings=settings)
+    done = ctl("outbox", "dead", act, "--id", unknown, *WHY)
     assert (done.code, done.err.split()[1]) == (1, "0")
-    assert len(listed(call, settings)) == len(letters)
+    assert len(listed(ctl)) == len(letters)
 
 
 def test_dead_letters_of_a_database_without_the_inbox_are_refused(

@@ -15,7 +15,8 @@ from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.backed_source import ArchiveBackedSource
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, Receiver, ReceiverConfig
-from tests.integration.chainctl.conftest import Call, Refused
+from tests.builders.orders import order_file
+from tests.integration.chainctl.conftest import Call, Ctl, Refused
 from tests.stored_pages import as_owner
 from tests.tuned import tuned
 
@@ -24,11 +25,6 @@ Retention = Callable[..., Any]
 ROWS = 300
 MORE = 40
 PARTITION_IDS = 100
-
-
-def write_orders(path: Path, count: int) -> Path:
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(count)))
-    return path
 
 
 def sequence_of(chain: int, orders: Path) -> tuple[object, ...]:
@@ -47,7 +43,7 @@ def archived(
     """A chain of narrow partitions, verified and archived to its head; its id, and the head."""
     chain, settings = free_chain, module_settings
     call("chain", "create", chain, "--partition-ids", PARTITION_IDS, settings=settings)
-    orders = write_orders(tmp_path / "o.csv", ROWS)
+    orders = order_file(tmp_path / "o.csv", ROWS)
     call(*sequence_of(chain, orders), settings=settings)
     since = ("--local", "--chain", chain, "--source", "database", "--since-verified")
     assert call("verify", *since, settings=settings).code == 0
@@ -60,22 +56,16 @@ def archived(
 
 
 @pytest.fixture
-def retain(
-    call: Call, module_settings: dict[str, str], archived: tuple[int, int], tmp_path: Path
-) -> Retention:
+def retain(ctl: Ctl, archived: tuple[int, int], tmp_path: Path) -> Retention:
     def run(until_id: int, *arguments: object) -> Any:
         here = ("--chain", archived[0], "--archive", tmp_path / "archive")
-        return call("retention", *here, "--until", until_id, *arguments, settings=module_settings)
+        return ctl("retention", *here, "--until", until_id, *arguments)
 
     return run
 
 
 def test_retention_above_what_anybody_needs_is_refused_in_a_line(
-    call: Call,
-    module_settings: dict[str, str],
-    archived: tuple[int, int],
-    retain: Retention,
-    tmp_path: Path,
+    ctl: Ctl, archived: tuple[int, int], retain: Retention, tmp_path: Path
 ) -> None:
     chain, head = archived
     # A chain shorter than the window: every key is still looked up, though no page says so.
@@ -86,15 +76,15 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     assert (above.code, "the verified mark" in above.err) == (2, True), above
     slow = tmp_path / "slow.jsonl"
     receive = ("receive", "--chain", chain, "--output", slow, "--name", "slow")
-    assert call(*receive, "--until-id", 120, settings=module_settings).code == 0
+    ctl.done(*receive, "--until-id", 120)
     needed = retain(121, "--key-window", 0)
     assert (needed.code, "the checkpoint of receiver 'slow'" in needed.err) == (2, True), needed
     check = ("archive", "--chain", chain, "--archive", tmp_path / "archive", "--check")
-    whole = call(*check, settings=module_settings)
+    whole = ctl(*check)
     assert (whole.code, f"whole; {ROWS} rows" in whole.out) == (0, True), whole
     (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
     file.write_bytes(file.read_bytes()[:-1])
-    heard = call(*check, settings=module_settings)
+    heard = ctl(*check)
     assert (heard.code, "is not the file that was written" in heard.out) == (1, True), heard
     broken = retain(120, "--key-window", 0)
     assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
@@ -110,7 +100,7 @@ def tables_of(settings: dict[str, str], chain: int) -> list[str]:
 
 
 def test_retention_drops_what_it_detaches_and_what_was_detached_before(
-    call: Call, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention
+    ctl: Ctl, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention
 ) -> None:
     chain, head = archived
     before = tables_of(module_settings, chain)
@@ -134,50 +124,32 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
     found = json.loads(done.out)
     gone = [table["name"] for table in found["dropped"]]
     assert gone == sorted([*first, *found["partitions"]])
-    left = len(json.loads(call(
-        "tail", "--chain", chain, "--limit", ROWS, "--json", settings=module_settings
-    ).out))  # fmt: skip
+    left = len(ctl.json("tail", "--chain", chain, "--limit", ROWS))
     assert 0 < left == ROWS - sum(table["rows"] for table in found["dropped"])
     assert tables_of(module_settings, chain) == sorted(set(before) - set(gone))
     assert retain(head - 1, *window, *why[:3]).out.count(": none") == 2, "nothing is left to do"
 
-    shown = call("show", 1, "--chain", chain, settings=module_settings)
+    shown = ctl("show", 1, "--chain", chain)
     alone = f"has no row 1: rows up to {found['boundary_id']} are in the archive alone"
     assert (shown.code, alone in shown.err) == (1, True), shown
 
-    acts = json.loads(call("acts", "--chain", chain, "--json", settings=module_settings).out)
+    acts = ctl.json("acts", "--chain", chain)
     assert [(act["act_id"], act["act"], act["actor"], act["reason"]) for act in acts[:2]] == [
         (found["act_id"], "drop", "eve", why[2]), (acts[1]["act_id"], "retention", "eve", why[2]),
     ]  # fmt: skip
     assert all(name in acts[0]["detail"] for name in gone)
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("spark")
-def test_topic_that_still_has_the_archived_rows_is_no_finding_of_spark(
-    call: Call, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention
-) -> None:
-    check_topic_of_archived_rows(call, module_settings, archived, retain)
-
-
-def test_topic_that_still_has_the_archived_rows_is_no_finding_of_the_local_mode(
-    call: Call, module_settings: dict[str, str], archived: tuple[int, int], retain: Retention
-) -> None:
-    check_topic_of_archived_rows(call, module_settings, archived, retain, "--local")
-
-
-def check_topic_of_archived_rows(
-    call: Call, settings: dict[str, str], archived: tuple[int, int], retain: Retention, *mode: str
+def test_topic_that_still_has_the_archived_rows_is_no_finding(
+    ctl: Ctl, archived: tuple[int, int], retain: Retention
 ) -> None:
     """The topic keeps its frames for a week, whatever retention does meanwhile."""
     chain, head = archived
-    verify = ("verify", *mode, "--chain", chain, "--source", "database", "--source", "topic")
-    assert call(*verify, settings=settings).code == 0
+    verify = ("verify", "--local", "--chain", chain, "--source", "database", "--source", "topic")
+    ctl.done(*verify)
     done = retain(head - 1, "--key-window", 0, "--drop", "--reason", "the disk fills", "--json")
     boundary = json.loads(done.out)["boundary_id"]
-    after = call(*verify, "--json", settings=settings)
-    assert after.code == 0, after
-    report = json.loads(after.out)
+    report = ctl.json(*verify)
     assert (report["start"], report["findings"]) == (boundary, [])
     (topic,) = (one for one in report["sources"] if one["source"] == "topic")
     assert any(note.startswith("of rows that are archived: ") for note in topic["notes"])
@@ -218,11 +190,7 @@ def test_retention_drops_no_table_that_the_archive_does_not_hold(
 
 
 def test_a_receiver_older_than_the_database_catches_up_from_the_archive(
-    call: Call,
-    module_settings: dict[str, str],
-    archived: tuple[int, int],
-    retain: Retention,
-    tmp_path: Path,
+    ctl: Ctl, archived: tuple[int, int], retain: Retention, tmp_path: Path
 ) -> None:
     chain, head = archived
     done = retain(head - 1, "--key-window", 0, "--json")
@@ -232,7 +200,7 @@ def test_a_receiver_older_than_the_database_catches_up_from_the_archive(
     assert len(json.loads(done.out)["partitions"]) == boundary // PARTITION_IDS + 1
 
     receive = ("receive", "--chain", chain, "--output")
-    without = call(*receive, tmp_path / "without.jsonl", settings=module_settings)
+    without = ctl(*receive, tmp_path / "without.jsonl")
     assert without.code == 3, without
     noted = f"rows after 0 up to {boundary} were archived; --archive DIR reads them from an archive"
     assert noted in without.err
@@ -240,28 +208,21 @@ def test_a_receiver_older_than_the_database_catches_up_from_the_archive(
 
     journal = tmp_path / "with.jsonl"
     with_archive = (*receive, journal, "--archive", tmp_path / "archive")
-    half = call(*with_archive, "--until-id", boundary // 2, settings=module_settings)
-    assert half.code == 0, half
+    ctl.done(*with_archive, "--until-id", boundary // 2)
     assert ids_of(journal)[-1] == boundary // 2
-    whole = call(*with_archive, settings=module_settings)
-    assert whole.code == 0, whole
+    ctl.done(*with_archive)
     assert (len(ids_of(journal)), ids_of(journal)[-1]) == (ROWS, head)
     verify = ("verify", "--local", "--chain", chain, "--start", 0, "--head", head)
     rows = (tmp_path / "archive" / f"chain-{chain}").glob("rows-*.parquet")
     assert any(rows)
-    proven = call(
+    ctl.done(
         *(*verify, "--source", f"journal:{journal}"),
         *("--source", f"parquet:{tmp_path / 'archive' / f'chain-{chain}'}"),
-        settings=module_settings,
-    )
-    assert proven.code == 0, proven
+    )  # fmt: skip
 
     (file, *_) = sorted((tmp_path / "archive").glob("chain-*/rows-*.parquet"))
     file.write_bytes(file.read_bytes()[:-1])
-    broken = call(
-        *(*receive, tmp_path / "broken.jsonl", "--archive", tmp_path / "archive"),
-        settings=module_settings,
-    )
+    broken = ctl(*(*receive, tmp_path / "broken.jsonl", "--archive", tmp_path / "archive"))
     assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
     assert ids_of(tmp_path / "broken.jsonl") == []
 
@@ -286,7 +247,7 @@ async def test_a_receiver_from_the_beginning_goes_from_the_archive_to_the_databa
     source = ArchiveBackedSource(reader, ArchivedRows(tmp_path / "archive", chain))
     events: list[Event] = []
     sources: set[str] = set()
-    orders = write_orders(tmp_path / "o.csv", ROWS + MORE)
+    orders = order_file(tmp_path / "o.csv", ROWS + MORE)
     more: asyncio.Task[Any] | None = None
     # Not polled: on a slow machine a poll would bring the last rows before their frame does.
     config = tuned(ReceiverConfig(chain_id=chain), poll_after_seconds=600.0)

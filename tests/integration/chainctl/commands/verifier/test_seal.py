@@ -8,19 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.integration.chainctl.conftest import Call, Refused, Start
+from tests.builders.orders import order_file
+from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
 from tests.stored_pages import as_owner
 
 ROWS = 500
 
 
 @pytest.fixture
-def filled(call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path) -> int:
+def filled(ctl: Ctl, chain: int, tmp_path: Path) -> int:
     """A chain with rows 1 to ROWS, published to its topic."""
-    path = tmp_path / "o.csv"
-    path.write_text("n\n" + "".join(f"{number}\n" for number in range(1, ROWS + 1)))
-    done = call("sequence", "--chain", chain, "--input", path, settings=module_settings)
-    assert done.code == 0, done
+    ctl.done("sequence", "--chain", chain, "--input", order_file(tmp_path / "o.csv", ROWS))
     return chain
 
 
@@ -29,38 +27,32 @@ def change(settings: dict[str, str], chain: int) -> None:
     as_owner(settings, f"UPDATE chain_event SET payload = '\\x00' WHERE {where}")  # noqa: S608
 
 
-def test_seal_export_prints_the_head_with_its_seal_and_time(
-    call: Call, module_settings: dict[str, str], filled: int
-) -> None:
-    done = call("seal", "export", "--chain", filled, settings=module_settings)
-    assert done.code == 0, done
-    kept, _, time = done.out.strip().partition(" ")
+def test_seal_export_prints_the_head_with_its_seal_and_time(ctl: Ctl, filled: int) -> None:
+    out = ctl.done("seal", "export", "--chain", filled)
+    kept, _, time = out.strip().partition(" ")
     row_id, _, seal = kept.partition(":")
     assert (row_id, len(bytes.fromhex(seal)), time[-1]) == (str(ROWS), 32, "Z")
-    as_json = call("seal", "export", "--chain", filled, "--json", settings=module_settings)
+    as_json = ctl("seal", "export", "--chain", filled, "--json")
     line: dict[str, Any] = json.loads(as_json.out)
     assert (line["chain_id"], line["id"], line["seal"]) == (filled, ROWS, seal)
     assert line["committed_at"] == time
 
 
-def test_seal_export_of_a_chain_that_is_not_there_is_refused(
-    call: Call, module_settings: dict[str, str], chain: int
-) -> None:
-    done = call("seal", "export", "--chain", chain + 1000, settings=module_settings)
+def test_seal_export_of_a_chain_that_is_not_there_is_refused(ctl: Ctl, chain: int) -> None:
+    done = ctl("seal", "export", "--chain", chain + 1000)
     assert done.code == 2, done
 
 
 def test_signed_seals_of_a_folder_show_what_was_changed_later(
-    call: Call, refused: Refused, module_settings: dict[str, str], filled: int, tmp_path: Path
-) -> None:
+    ctl: Ctl, call: Call, refused: Refused, module_settings: dict[str, str], filled: int,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     key, vault = tmp_path / "seal.key", tmp_path / "vault"
     public = call("seal", "key", key).out.strip()
     export = ("seal", "export", "--chain", filled, "--to", vault, "--sign", key)
-    assert call(*export, settings=module_settings).code == 0
-    more = tmp_path / "more.csv"
-    more.write_text("n\n1\n")
-    assert call("sequence", "--chain", filled, "--input", more, settings=module_settings).code == 0
-    done = call(*export, "--json", settings=module_settings)
+    ctl.done(*export)
+    ctl.done("sequence", "--chain", filled, "--input", order_file(tmp_path / "more.csv", 1))
+    done = ctl(*export, "--json")
     assert json.loads(done.out)["public_key"] == public
     first, _ = sorted(vault.iterdir())
     sheet = call("seal", "show", first, "--public-key", public)
@@ -76,18 +68,18 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
         "verify", "--local", "--chain", filled, "--source", "database",
         "--expect-seals", vault, "--seal-public-key", public,
     )  # fmt: skip
-    clean = call(*verify, settings=module_settings)
+    clean = ctl(*verify)
     assert clean.code == 0, clean
     assert "2 exported seals held against the database, 0 of archived rows" in clean.err
     assert re.search(r"exported \d+ s ago\n", clean.err)
     last = json.loads(sorted(vault.iterdir())[-1].read_text())
     assert f"2 exported seals fit; the last one is of row {last['id']} (committed " in clean.out
-    anybody = call(*verify[:-2], settings=module_settings)
+    anybody = ctl(*verify[:-2])
     assert "s ago; --seal-public-key would check who signed them\n" in anybody.err
     change(module_settings, filled)
-    assert call(*verify, settings=module_settings).code == 1
+    assert ctl(*verify).code == 1
     first.write_text(first.read_text().replace(f'"id": {ROWS}', f'"id": {ROWS - 1}'))
-    assert "signature of" in refused(*verify, settings=module_settings)
+    assert "signature of" in ctl.refused(*verify)
     assert "needs --to" in refused("seal", "export", "--chain", filled, "--every", "1h")
     assert "--http needs --every" in refused("seal", "export", "--to", vault, "--http", 0)
 
@@ -95,21 +87,19 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
 @pytest.mark.usefixtures("spark")
 @pytest.mark.timeout(400)
 def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
-    call: Call, module_settings: dict[str, str], filled: int
+    ctl: Ctl, module_settings: dict[str, str], filled: int
 ) -> None:
-    done = call("seal", "export", "--chain", filled, settings=module_settings)
+    done = ctl("seal", "export", "--chain", filled)
     kept = done.out.split()[0]
     arguments = ["verify", "--chain", filled, "--source", "database", "--source", "topic"]
     arguments += ["--expect-seal", kept]
 
-    clean = call(*arguments, "--json", settings=module_settings)
-    assert clean.code == 0, clean
-    report: dict[str, Any] = json.loads(clean.out)
+    report: dict[str, Any] = ctl.json(*arguments)
     assert (report["verdict"], report["comparisons"][0]["is_equal"]) == ("complete", True)
     assert [source["rows"] for source in report["sources"]] == [ROWS, ROWS]
 
     change(module_settings, filled)
-    broken = call(*arguments, settings=module_settings)
+    broken = ctl(*arguments)
     assert broken.code == 1, broken
     assert "seal mismatch" in broken.out
     assert f"row {ROWS // 2} differs from database in payload" in broken.out

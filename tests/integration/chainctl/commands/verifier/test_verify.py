@@ -10,16 +10,16 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import asyncpg
 import pytest
 
 from chainctl.commands.verifier.verify import MODES, verify
 from chainctl.settings import SETTING
+from tests.builders.orders import order_file
 from tests.deadlines import Deadline, deadline
-from tests.integration.chainctl.conftest import Call, Refused, Start
+from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
 from tests.integration.chainctl.sizes import FILLED_ROWS
+from tests.opened import connected
 from tests.stored_pages import as_owner
 
 DELETED = FILLED_ROWS // 2
@@ -63,17 +63,16 @@ def delete_row(settings: dict[str, str], chain: int, row_id: int) -> None:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("spark")
 def test_verify_of_two_chains_in_one_spark_finds_the_whole_one_beside_the_damaged_one(
-    call: Call, module_settings: dict[str, str], filled_once: int, filled: int,
+    ctl: Ctl, call: Call, module_settings: dict[str, str], filled_once: int, filled: int,
     journal: Path, tmp_path: Path,
 ) -> None:  # fmt: skip
     journal_of(call, module_settings, filled_once, tmp_path)
     delete_row(module_settings, filled, DELETED)
     page, folder = tmp_path / "page.html", tmp_path / "findings"
     sources = ("--source", "database", "--source", "topic", "--source")
-    done = call(
+    done = ctl(
         "verify", "--chain", filled_once, "--chain", filled, *sources,
         f"journal:{tmp_path}/{{chain}}.jsonl", "--json", "--report", page, "--findings", folder,
-        settings=module_settings,
     )  # fmt: skip
     assert (done.code, done.err) == (1, ""), done
     whole, damaged = json.loads(done.out)["chains"]
@@ -99,49 +98,36 @@ def test_verify_of_two_chains_in_one_spark_finds_the_whole_one_beside_the_damage
 
 
 def test_verify_of_all_chains_reports_each_with_the_worst_exit_code(
-    call: Call, module_settings: dict[str, str], filled_once: int, chain: int
+    ctl: Ctl, filled_once: int, chain: int
 ) -> None:
     arguments = ("verify", "--local", "--source", "database", "--source", "topic", "--json")
     pair = ("--chain", filled_once, "--chain", chain)
-    clean = call(*arguments, *pair, settings=module_settings)
+    clean = ctl(*arguments, *pair)
     assert clean.code == 0, clean
     rows = [[one["rows"] for one in of["sources"]] for of in json.loads(clean.out)["chains"]]
     assert rows == [[FILLED_ROWS] * 2, [0, 0]]
-    missing = call(*arguments, *pair, "--chain", 999, settings=module_settings)
+    missing = ctl(*arguments, *pair, "--chain", 999)
     assert (missing.code, missing.err) == (2, ""), missing
     outcome = json.loads(missing.out)["chains"][2]
     assert (outcome["chain_id"], outcome["verdict"]) == (999, "not verified")
-    every = call(*arguments, "--all-chains", settings=module_settings)
+    every = ctl(*arguments, "--all-chains")
     assert {filled_once, chain} <= {one["chain_id"] for one in json.loads(every.out)["chains"]}
 
 
 def test_verify_with_nothing_to_prove_anything_by_could_not_complete(
-    call: Call, module_settings: dict[str, str], chain: int, tmp_path: Path
+    ctl: Ctl, chain: int, tmp_path: Path
 ) -> None:
     empty = tmp_path / f"{chain}.jsonl"
     empty.touch()
     arguments = ("verify", "--local", "--chain", chain, "--source")
-    alone = call(*arguments, f"journal:{empty}", settings=module_settings)
+    alone = ctl(*arguments, f"journal:{empty}")
     assert alone.code == 3, alone
     assert f"chain {chain}: not proven (nothing was read)" in alone.out
-    shown = call(*arguments, f"journal:{empty}", "--json", settings=module_settings)
+    shown = ctl(*arguments, f"journal:{empty}", "--json")
     report = json.loads(shown.out)
     assert (shown.code, report["is_clean"], report["counts"]) == (3, False, {})
     assert report["verdict"] == report["sources"][0]["verdict"] == "not proven (nothing was read)"
-    known = call(*arguments, "database", "--source", f"journal:{empty}", settings=module_settings)
-    assert known.code == 0, known
-
-
-def test_verify_with_a_wrong_password_is_refused_in_one_line_without_it(
-    refused: Refused, module_settings: dict[str, str], chain: int
-) -> None:
-    dsn = module_settings["CHAINCTL_DATABASE"]
-    wrong = {"CHAINCTL_DATABASE": dsn.replace(str(urlsplit(dsn).password), "sesame")}
-    arguments = ("verify", "--local", "--chain", chain, "--source", "database")
-    assert "wrong user or password" in refused(*arguments, settings=wrong)
-    assert "wrong user or password" in refused(
-        "verify", "--all-chains", *arguments[4:], settings=wrong
-    )
+    ctl.done(*arguments, "database", "--source", f"journal:{empty}")
 
 
 @pytest.mark.parametrize(
@@ -255,19 +241,6 @@ def test_verify_without_a_chain_is_refused(refused: Refused) -> None:
     assert "--all-chains" in refused("verify", "--source", "database")
 
 
-def test_verify_without_a_java_that_can_run_spark_says_what_to_install(
-    refused: Refused, tmp_path: Path
-) -> None:
-    journal = tmp_path / "j.jsonl"
-    journal.touch()
-    line = refused(
-        *("verify", "--chain", 1, "--source", f"journal:{journal}"),
-        settings={"PATH": str(tmp_path)},
-        as_process=True,
-    )
-    assert "apt-get install default-jre-headless" in line
-
-
 def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
     call: Call, module_settings: dict[str, str], filled: int, journal: Path, tmp_path: Path
 ) -> None:
@@ -296,65 +269,62 @@ def test_verify_local_needs_no_java_and_names_a_row_deleted_by_hand(
 
 
 def test_report_names_what_it_was_made_of_and_no_password(
-    call: Call, module_settings: dict[str, str], filled: int, journal: Path, tmp_path: Path
+    ctl: Ctl, filled: int, journal: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
     typed = "postgresql://auditor:hunter2@db.example/orders"
     alone = ("verify", "--local", "--chain", filled, "--source", f"journal:{journal}")
-    done = call(*alone, "--database", typed, "--report", page, settings=module_settings)
-    assert done.code == 0, done
+    ctl.done(*alone, "--database", typed, "--report", page)
     text = re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8"))
     assert f"chainctl verify --local --chain {filled} --source journal:{journal}" in text
     assert "postgresql://auditor:***@db.example/orders" in text
     assert "hunter2" not in text
 
     arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--seals")
-    shown = call(*arguments, "--json", "--report", page, settings=module_settings)
+    shown = ctl(*arguments, "--json", "--report", page)
     report = json.loads(shown.out)
     assert (report["head"], report["seals_checked"]) == (FILLED_ROWS, True)
     text = re.sub(r"<[^>]*>", "", page.read_text(encoding="utf-8"))
     assert report["database_id"] in text
     assert f"{report['head_seal']} (recomputed from the rows)" in text
-    export = call("seal", "export", "--chain", filled, settings=module_settings)
+    export = ctl("seal", "export", "--chain", filled)
     assert f"{FILLED_ROWS}:{report['head_seal']}" in export.out
 
 
 def test_verify_since_verified_goes_on_at_the_mark_and_moves_it_only_when_all_is_whole(
-    call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path
+    ctl: Ctl, module_settings: dict[str, str], filled: int, tmp_path: Path
 ) -> None:
     arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
     since = (*arguments, "--since-verified", "--actor", "eve")
-    first = call(*since, settings=module_settings)
+    first = ctl(*since)
     assert (first.code, json.loads(first.out)["start"]) == (0, 0), first
     assert f"the verified mark of chain {filled} is at {FILLED_ROWS}, by eve" in first.err
-    again = call(*since, settings=module_settings)
+    again = ctl(*since)
     assert (again.code, json.loads(again.out)["sources"][0]["rows"]) == (0, 0), again
     assert "nothing new" in again.err
 
-    more = tmp_path / "more.csv"
-    more.write_text("n\n" + "".join(f"{number}\n" for number in range(100)))
-    call("sequence", "--chain", filled, "--input", more, settings=module_settings)
-    head = json.loads(call(*arguments, settings=module_settings).out)["head"]
+    ctl("sequence", "--chain", filled, "--input", order_file(tmp_path / "more.csv", 100))
+    head = json.loads(ctl(*arguments).out)["head"]
     delete_row(module_settings, filled, head - 10)
-    broken = call(*since, settings=module_settings)
+    broken = ctl(*since)
     assert (broken.code, json.loads(broken.out)["start"]) == (1, FILLED_ROWS), broken
     assert "stays: not everything is whole" in broken.err
-    assert json.loads(call(*since, settings=module_settings).out)["start"] == FILLED_ROWS
-    refused = call(*since, "--start", 5, settings=module_settings)
+    assert json.loads(ctl(*since).out)["start"] == FILLED_ROWS
+    refused = ctl(*since, "--start", 5)
     assert refused.code == 2, refused
 
 
 def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
-    call: Call, module_settings: dict[str, str], filled: int, tmp_path: Path
+    ctl: Ctl, module_settings: dict[str, str], filled: int, tmp_path: Path
 ) -> None:
     arguments = ("verify", "--local", "--chain", filled, "--source", "database", "--json")
     since = (*arguments, "--since-verified", "--actor", "eve")
-    assert call(*since, settings=module_settings).code == 0
+    ctl.done(*since)
     delete_row(module_settings, filled, DELETED)
     rewrite(module_settings, filled)
     page = tmp_path / "page.html"
     for asked in ((*since, "--report", page), arguments, (*arguments, "--start", 0)):
-        done = call(*asked, settings=module_settings)
+        done = ctl(*asked)
         assert done.code == 1, done
         report = json.loads(done.out)
         assert (report["start"], report["head"], report["verdict"]) == (0, FILLED_ROWS, "broken")
@@ -371,7 +341,7 @@ def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
     assert "Contradicted mark: the rows after 0 up to" in page.read_text(encoding="utf-8")
     archive = ("--chain", filled, "--archive", tmp_path / "archive")
     for command in (("archive", *archive), ("retention", *archive, "--until", 1)):
-        refused = call(*command, settings=module_settings)
+        refused = ctl(*command)
         assert (refused.code, refused.out) == (2, ""), refused
         assert f"seal after {FILLED_ROWS}, verified by eve was" in refused.err
         assert "chainctl verify names what differs" in refused.err
@@ -379,17 +349,17 @@ def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
 
 
 def test_verify_with_keys_names_two_rows_under_one_key(
-    call: Call, module_settings: dict[str, str], filled: int
+    ctl: Ctl, module_settings: dict[str, str], filled: int
 ) -> None:
     arguments = ("verify", "--local", "--chain", filled, "--source", "database")
-    clean = call(*arguments, "--keys", settings=module_settings)
+    clean = ctl(*arguments, "--keys")
     assert (clean.code, "), keys compared" in clean.out) == (0, True), clean
     key = f"SELECT key FROM chain_event WHERE chain_id = {filled} AND id = 3"
     same = f"UPDATE chain_event SET key = ({key}) WHERE chain_id = {filled} AND id = 9"
     as_owner(module_settings, same)
-    without = call(*arguments, settings=module_settings)
+    without = ctl(*arguments)
     assert (without.code, "), keys not compared" in without.out) == (0, True), without
-    found = call(*arguments, "--keys", "--key-window", 6, "--json", settings=module_settings)
+    found = ctl(*arguments, "--keys", "--key-window", 6, "--json")
     assert found.code == 1, found
     (finding,) = json.loads(found.out)["findings"]
     assert (finding["kind"], finding["ids"]) == ("repeated_key", [3, 9])
@@ -434,8 +404,8 @@ def test_verify_that_is_ended_while_it_waits_for_the_database_ends_at_once(
     files.mkdir()
 
     async def interrupt() -> tuple[int | None, str, str]:
-        locking = await asyncpg.connect(module_settings["CHAINCTL_DATABASE"])
-        async with locking.transaction():
+        database = module_settings["CHAINCTL_DATABASE"]
+        async with connected(database) as locking, locking.transaction():
             await locking.execute("LOCK TABLE chain_page IN ACCESS EXCLUSIVE MODE")
             process = start(
                 "verify", "--chain", filled_once, "--source", "database", *mode,
@@ -447,7 +417,6 @@ def test_verify_that_is_ended_while_it_waits_for_the_database_ends_at_once(
                     await asyncio.sleep(0.05)
             process.send_signal(number)
             out, err = await asyncio.to_thread(process.communicate)
-        await locking.close()
         return process.returncode, out, err
 
     ended, out, err = asyncio.run(interrupt())

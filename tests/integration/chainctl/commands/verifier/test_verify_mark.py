@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.chainctl.conftest import Call, Refused
+from tests.builders.orders import order_file
+from tests.integration.chainctl.conftest import Call, Ctl
 from tests.stored_pages import as_owner
 
 Settings = dict[str, str]
@@ -16,17 +17,17 @@ ROWS = 10
 
 
 @pytest.fixture
-def marked(call: Call, module_settings: Settings, chain: int, tmp_path: Path) -> list[int]:
+def marked(
+    ctl: Ctl, call: Call, module_settings: Settings, chain: int, tmp_path: Path
+) -> list[int]:
     """A chain that was verified three times, each time a bit further; the rows of its marks."""
     for number in range(FILES):
-        path = tmp_path / f"o{number}.csv"
-        path.write_text("n\n" + "1\n" * ROWS)
+        path = order_file(tmp_path / f"o{number}.csv", ROWS)
         for arguments in (
             ("sequence", "--input", path),
             ("verify", "--local", "--source", "database", "--since-verified", "--actor", "ann"),
         ):
-            done = call(*arguments, "--chain", chain, settings=module_settings)
-            assert done.code == 0, done
+            ctl.done(*arguments, "--chain", chain)
     return [mark["until_id"] for mark in reversed(listed(call, module_settings, chain))]
 
 
@@ -84,12 +85,10 @@ def test_contradicted_mark_is_listed_and_once_revoked_the_chain_is_whole(
     assert call(*verify, settings=settings).code == 0
 
 
-def test_mark_that_is_none_is_refused(
-    refused: Refused, module_settings: Settings, chain: int, marked: list[int]
-) -> None:
+def test_mark_that_is_none_is_refused(ctl: Ctl, chain: int, marked: list[int]) -> None:
     here = ("chain", "verify-mark", "revoke", "--chain", chain)
-    assert "'--reason'" in refused(*here, settings=module_settings)
-    none = refused(*here, "--from", marked[0] + 1, *WHY, settings=module_settings)
+    assert "'--reason'" in ctl.refused(*here)
+    none = ctl.refused(*here, "--from", marked[0] + 1, *WHY)
     assert "the row of a mark" in none
-    other = refused(*here[:-1], 9, *WHY, settings=module_settings)
+    other = ctl.refused(*here[:-1], 9, *WHY)
     assert "chainctl chain create 9" in other
