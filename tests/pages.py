@@ -7,6 +7,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Final, NamedTuple
 
+from tests.programs import completed
+
 ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
@@ -68,15 +70,9 @@ def run_commands(
 ) -> subprocess.CompletedProcess[str]:
     """Run a page's commands in `folder`, by the Python and `chainctl` in the folder `programs`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CHAINCTL_")}
-    return subprocess.run(
-        ["bash", "-e", "-c", commands],
-        cwd=folder,
-        env=kept | settings | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = kept | settings | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    shell = ("bash", "-e", "-c", commands)
+    return completed(*shell, cwd=folder, env=environment, stdin=subprocess.DEVNULL)
 
 
 def shown_but_not_said(page: Path, said: str) -> list[str]:

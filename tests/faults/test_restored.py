@@ -7,7 +7,6 @@ of it: a dump that is older, or a standby that had not replayed. All with the de
 import asyncio
 import logging
 import secrets
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -38,6 +37,7 @@ from tests.builders.standbys import ServerPair
 from tests.builders.topics import send_records
 from tests.deadlines import deadline
 from tests.lanes import at_night
+from tests.programs import output_of
 from tests.tuned import tuned
 
 from .chains import create_chain
@@ -163,11 +163,8 @@ def restored_name(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 def dump_of(server: PostgresServer, database: str) -> str:
-    done = subprocess.run(
-        [server.installation.program("pg_dump"), "-d", database],
-        env=server.client_environment(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout
+    program = server.installation.program("pg_dump")
+    return output_of(program, "-d", database, env=server.client_environment())
 
 
 @pytest.mark.parametrize("is_broker_away", [False, *at_night(True)])

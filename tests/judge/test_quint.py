@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.programs import completed
 
 from .chain_bytes import genesis, next_seal
 from .fence import Fence
@@ -47,7 +48,7 @@ def last_states(tmp_path: Path, variant: str) -> tuple[bool, list[dict[str, Any]
         f"--out-itf={tmp_path}/{{seq}}.json",
         str(SPECIFICATION),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = completed(*command, timeout=SECONDS)
     is_kept = "[ok] No violation found" in done.stdout
     assert is_kept or "[violation]" in done.stdout, done.stdout + done.stderr
     files = sorted(tmp_path.glob("*.json"))

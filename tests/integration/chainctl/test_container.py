@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages import ROOT
+from tests.programs import completed
 
 from .conftest import Start
 from .monitor_pages import address_of, children_of, serving_for, until_ready, until_shown
@@ -35,14 +36,9 @@ def nameless(
     folder: Path, *words: object, settings: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
     """Call `chainctl` as an account that is a number alone."""
-    return subprocess.run(
-        [*NAMELESS, sys.executable, "-m", "chainctl", *map(str, words)],
-        cwd=folder,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **settings}
+    command = (*NAMELESS, sys.executable, "-m", "chainctl", *words)
+    return completed(*command, cwd=folder, env=environment)
 
 
 @pytest.mark.postgres

@@ -8,7 +8,6 @@ are run, read from the page itself: one that fails, or that the test has not run
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.integration.chainctl.conftest import Call, Start
 from tests.integration.chainctl.runbooks import BATCH_ROWS, Runbook, World, settings_of
 from tests.opened import administering
 from tests.pages import ROOT, blocks_of
+from tests.programs import output_of
 from tests.stored_pages import LET_TAMPER
 from tests.tuned import tuned
 
@@ -448,11 +448,8 @@ def test_failed_verification(page: Page, world: World) -> None:
 
 
 def dump_of(server: PostgresServer, database: str) -> str:
-    done = subprocess.run(
-        [server.installation.program("pg_dump"), "-d", database],
-        env=server.client_environment(), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stdout
+    program = server.installation.program("pg_dump")
+    return output_of(program, "-d", database, env=server.client_environment())
 
 
 @pytest.fixture

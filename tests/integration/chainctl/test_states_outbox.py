@@ -23,6 +23,7 @@ from sequencer import SequencerConfig, SequencerTuning
 from tests.integration.chainctl.conftest import Start
 from tests.integration.chainctl.runbooks import Runbook, World
 from tests.opened import connected
+from tests.programs import completed
 
 Page = Callable[..., Runbook]
 
@@ -59,7 +60,7 @@ def disk(postgres_server: PostgresServer, server_folder: Path, suffix: str) -> I
     account = postgres_server.account
     owner = f"size={DISK_MB}m,uid={account.user_id},gid={account.group_id},mode=700"
     mount = ["mount", "-t", "tmpfs", "-o", owner, "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    done = completed(*mount)
     if done.returncode != 0:
         pytest.skip(f"a file system of its own cannot be mounted here: {done.stderr.strip()}")
     try:

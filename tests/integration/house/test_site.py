@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from playwright.async_api import async_playwright, expect
 import orderchain
 import outbox
 from tests.deadlines import LONG_SECONDS
+from tests.programs import output_of
 
 ROOT = Path(__file__).parents[3]
 CHROMIUM = shutil.which(os.environ.get("CHROMIUM", "chromium"))
@@ -25,15 +25,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, absent = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("absent")
     for name in ("aiokafka", "asyncpg", "pyspark"):
         (absent / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(absent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(absent)}
+    build = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder)
+    output_of(*build, cwd=ROOT, env=environment)
     return folder
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import completed
+
 SCRIPT = Path(__file__).parents[3] / "tools/setup.sh"
 
 PYTHON = """\
@@ -69,10 +71,7 @@ class Machine:
         marker.touch() if there else marker.unlink()
 
     def set_up(self, script: str = "setup.sh", *level: str) -> subprocess.CompletedProcess[str]:
-        command: list[str | Path] = [self.project / "tools" / script, *level]
-        return subprocess.run(
-            command, capture_output=True, text=True, env=self.environment(), check=False
-        )
+        return completed(self.project / "tools" / script, *level, env=self.environment())
 
     def environment(self) -> dict[str, str]:
         return {

@@ -10,6 +10,7 @@ import pytest
 
 from chain_verifier.places import is_url
 from tests.command_lines import refusal_of
+from tests.programs import output_of
 from tests.sources import ROOT
 
 DAG = ROOT / "deploy" / "airflow" / "verify_chains.py"
@@ -34,15 +35,9 @@ def test_dag_is_loaded_and_chainctl_takes_its_commands(tmp_path: Path) -> None:
     venv.create(home, with_pip=True)
     python = home / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "apache-airflow>=3,<4"], check=True)
-    done = subprocess.run(
-        [python, "-c", LOAD],
-        env={"AIRFLOW_HOME": str(tmp_path), "PATH": "", "AIRFLOW__CORE__LOAD_EXAMPLES": "False"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    settings = {"AIRFLOW_HOME": str(tmp_path), "PATH": "", "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    shown = output_of(python, "-c", LOAD, env=settings)
+    found = json.loads(shown.splitlines()[-1])
     assert {name: list(tasks) for name, tasks in found.items()} == TASKS
     for tasks in found.values():
         for command in tasks.values():

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.chainctl.monitor_pages import address_of, serving_for, until_shown
 from tests.pages import ROOT, blocks_of, lay_out, run_commands, shown_but_not_said
+from tests.programs import completed, output_of
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
@@ -61,25 +62,13 @@ def test_tutorial_followed_with_the_wheel_alone_shows_what_it_says(
 @pytest.mark.timeout(900)
 def test_command_without_its_extra_names_a_command_that_pip_takes(programs: Path) -> None:
     """The package need not be on an index for that: what is installed satisfies pip."""
-    asked = subprocess.run(
-        [programs / "chainctl", "verify", "--chain", "1", "--source", "database",
-         "--database", "postgresql://x@127.0.0.1:1/y"],
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
+    verify = ("verify", "--chain", 1, "--source", "database")
+    nowhere = ("--database", "postgresql://x@127.0.0.1:1/y")
+    asked = completed(programs / "chainctl", *verify, *nowhere, cwd="/")
     assert asked.returncode == 2
     (said,) = re.findall(r"extra spark: (.*)\n", asked.stderr)
-    done = subprocess.run(
-        [*shlex.split(said), "--dry-run", "--no-deps", "--no-index"],
-        cwd="/",
-        env={"PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    dry_run = ("--dry-run", "--no-deps", "--no-index")
+    output_of(*shlex.split(said), *dry_run, cwd="/", env={"PATH": ""})
 
 
 @pytest.fixture(scope="module")

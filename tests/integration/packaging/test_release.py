@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import completed, output_of
+
 ROOT = Path(__file__).parents[3]
 VERSION = "9.8.7"
 PERMISSIVE = {
@@ -46,25 +48,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def git(folder: Path, *words: str) -> str:
     who = [f"GIT_{role}_{what}" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")]
-    return subprocess.run(
-        ["git", "-c", "commit.gpgsign=false", *words],
-        cwd=folder,
-        env=os.environ | dict.fromkeys(who, "test"),
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    environment = os.environ | dict.fromkeys(who, "test")
+    return output_of("git", "-c", "commit.gpgsign=false", *words, cwd=folder, env=environment)
 
 
 def release(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "tools/release.py", *words],
-        cwd=project,
-        env=os.environ | {"PYTHONPATH": str(project)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"PYTHONPATH": str(project)}
+    return completed(sys.executable, "tools/release.py", *words, cwd=project, env=environment)
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import completed
 from tests.sources import ROOT
 
 ASKED = "from chain_kernel.speed import implementation; print(implementation())"
 
 
 def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **environ}
-    )
+    return completed(*command, cwd=ROOT, env={**os.environ, **environ})
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

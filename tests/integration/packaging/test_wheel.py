@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chain_kernel.text import not_installed
+from tests.programs import completed, output_of
 from tools.release import requirements_of
 
 ROOT = Path(__file__).parents[3]
@@ -59,14 +60,8 @@ FOREIGN = {
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the wheel, as a release would."""
     folder = tmp_path_factory.mktemp("wheel")
-    done = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    build = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
+    output_of(*build, cwd=ROOT)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -90,12 +85,7 @@ def make_environment(folder: Path, wheel: Path, extra: str) -> Path:
 def run_in(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `program` by an interpreter that sees the standard library and `folder` alone."""
     path = f"import sys; sys.path.append({str(folder)!r})"
-    return subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"{path}\n{program}", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return completed(sys.executable, "-I", "-S", "-c", f"{path}\n{program}", *words)
 
 
 @pytest.mark.parametrize("extra", PROMISES)

@@ -3,10 +3,11 @@
 Memory that is kept costs no fault of a page when it is used again.
 """
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.programs import completed
 
 SEQUENCER = """
 from sequencer import SequencerConfig as Config, SequencerTuning as Tuning
@@ -42,5 +43,5 @@ def test_collector_is_calm_once_something_is_open(
     opening: str, tuning: dict[str, bool], expected: str
 ) -> None:
     program = opening + THEN.format(tuning=tuning)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = completed(sys.executable, "-c", program)
     assert done.stdout.strip() == expected, done.stderr

@@ -1,7 +1,6 @@
 """What the kernel promises as a package: its names, its bounds, and how little it needs."""
 
 import pkgutil
-import subprocess
 import sys
 
 import msgspec
@@ -9,6 +8,7 @@ import msgspec
 import chain_kernel
 from chain_kernel import frame, limits, sql
 from chain_kernel.model import Event
+from tests.programs import output_of
 
 MODULES = sorted(module.name for module in pkgutil.iter_modules(chain_kernel.__path__))
 
@@ -20,11 +20,10 @@ def test_kernel_needs_msgspec_and_blake3_alone() -> None:
         "loaded = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(*loaded - set(sys.stdlib_module_names))"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = output_of(sys.executable, "-c", program).split()
     # msgspec uses typing_extensions, and the kernel orderchain_speed, where they are installed.
     not_needed = {"typing_extensions", "orderchain_speed"}
-    assert set(done.stdout.split()) - not_needed == {"chain_kernel", "msgspec", "blake3"}
+    assert set(loaded) - not_needed == {"chain_kernel", "msgspec", "blake3"}
 
 
 def test_limits_let_the_largest_row_into_the_smallest_frame() -> None:

@@ -1,6 +1,5 @@
 """The compiled functions do what Python does, byte for byte, and refuse what it refuses."""
 
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -17,6 +16,7 @@ from chain_kernel.frame import FrameHeader, encode_frame
 from chain_kernel.seal import Columns, column_pages
 from sequencer.keys.memory import KeyTable, are_distinct, forms_of, hash_keys
 from sequencer.order import Order, columns_of
+from tests.programs import completed
 
 try:
     COMPILED: Final[Any] = import_module("orderchain_speed")
@@ -183,9 +183,7 @@ writer.join()
 
 
 def test_column_that_another_thread_writes_to_costs_no_memory_of_others() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WRITES_MEANWHILE], capture_output=True, text=True, check=False
-    )
+    done = completed(sys.executable, "-c", WRITES_MEANWHILE)
     assert (done.returncode, done.stderr) == (0, "")
 
 

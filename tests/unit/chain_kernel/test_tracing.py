@@ -1,6 +1,5 @@
 """Spans and what carries them, without a server; over real ones in tests/integration/sequencer."""
 
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from chain_kernel.errors import RetryError
 from chain_kernel.tracing import TRACEPARENT, Tracing, current_headers, find_tracing, following
 from tests.builders.chains import make_chain
 from tests.builders.spans import Spans, id_of, parent_of, recorded_spans
+from tests.programs import output_of
 
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -46,9 +46,7 @@ def test_the_engine_alone_imports_no_tracing() -> None:
         "with following({'traceparent': b'00'}): pass\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert output_of(sys.executable, "-c", program) == "[]\n"
 
 
 def test_work_that_failed_is_a_span_that_says_so(tracing: Tracing, spans: Spans) -> None:

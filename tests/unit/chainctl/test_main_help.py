@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from chainctl.options import EXAMPLES
 from chainctl.settings import SETTING_NAMES, has_flag
 from tests.cases import case
 from tests.command_lines import command_lines, commands_of, refusal_of
+from tests.programs import output_of
 
 ROOT = Path(chainctl.__file__).parent.parent
 LEAVES = dict(commands_of(cli))
@@ -73,11 +73,6 @@ def test_bash_completes_commands_options_and_values(
         'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _chainctl_completion chainctl\n'
         "printf '%s\\n' \"${COMPREPLY[@]}\"\n"
     )
-    done = subprocess.run(
-        [bash, "-c", script, "bash", *words],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert set(done.stdout.split()) == found, done
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    shown = output_of(bash, "-c", script, "bash", *words, env=environment)
+    assert set(shown.split()) == found

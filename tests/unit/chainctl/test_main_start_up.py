@@ -1,4 +1,3 @@
-import subprocess
 import sys
 from pathlib import Path
 
@@ -6,6 +5,7 @@ import pytest
 
 import chainctl
 from chainctl.main import COMMANDS, cli
+from tests.programs import completed
 
 HEAVY = ("asyncpg", "aiokafka", "pyspark", "rich", "zstandard", "sequencer", "matcher_receiver",
          "gapfill", "outbox.sender", "chain_verifier", "local_stack")  # fmt: skip
@@ -22,14 +22,9 @@ def test_command_that_needs_no_server_imports_none_of_the_heavy_packages(
         "import sys; from chainctl.main import main; code = main(sys.argv[1:]); "
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(chainctl.__file__).parent.parent,
-    )
-    assert done.stderr == "[]\n"
+    folder = Path(chainctl.__file__).parent.parent
+    done = completed(sys.executable, "-c", script, *arguments, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -1,7 +1,6 @@
 """The image, the compose file and the manifests: they fit together, and chainctl takes them."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import distribution
@@ -15,6 +14,7 @@ import yaml
 from chainctl.settings import SETTING_NAMES, load_settings, variable_of
 from tests.command_lines import refusal_of
 from tests.lanes import at_night
+from tests.programs import output_of
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -48,8 +48,7 @@ def test_image_file_is_one_that_builders_take_without_a_warning() -> None:
 
 def run_check(*command: str | Path) -> None:
     """Run a linter, which must say nothing against it."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_of(*command)
 
 
 def compose() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import configparser
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from chainctl.settings import SETTING_NAMES, load_settings, variable_of
 from tests.command_lines import refusal_of
+from tests.programs import completed
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 UNITS = DEPLOY / "systemd"
@@ -121,13 +121,8 @@ def analyze(folder: Path, *arguments: str) -> None:
         for path in sorted(folder.glob("orderchain-*.*"))
         if path.suffix == ".service" or (path.suffix == ".timer" and arguments[0] == "verify")
     ]
-    done = subprocess.run(
-        ["systemd-analyze", *arguments, *map(str, files)],
-        env={"SYSTEMD_UNIT_PATH": f"{folder}:", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    paths = {"SYSTEMD_UNIT_PATH": f"{folder}:", "PATH": "/usr/bin:/bin"}
+    done = completed("systemd-analyze", *arguments, *files, env=paths)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "orderchain" not in done.stderr, "it warns"
 

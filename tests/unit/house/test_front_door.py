@@ -13,19 +13,14 @@ import pytest
 import orderchain
 import outbox  # noqa: F401 - typed, below
 from orderchain import errors
+from tests.programs import completed
 from tests.sources import PRODUCT
 
 ROOT = Path(__file__).parents[3]
 
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return completed(sys.executable, "-c", program, cwd=ROOT)
 
 
 LINES = (

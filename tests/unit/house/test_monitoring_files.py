@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from itertools import chain
 from typing import Any
 
@@ -20,6 +19,7 @@ from outbox.sender import config as relay
 from sequencer import stats as sequencer
 from sequencer.intake import topic
 from tests.cases import case
+from tests.programs import output_of
 from tests.sources import ROOT
 
 ALERTS = ROOT / "deploy/monitoring/alerts.yml"
@@ -96,10 +96,5 @@ def test_rules_are_those_that_prometheus_reads() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool (Debian: apt-get install prometheus): only names are checked")
-    done = subprocess.run(
-        [promtool, "check", "config", ALERTS.with_name("prometheus.yml")],  # and the rules it names
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    # And the rules that it names.
+    output_of(promtool, "check", "config", ALERTS.with_name("prometheus.yml"))

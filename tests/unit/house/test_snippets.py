@@ -6,7 +6,6 @@
 import ast
 import json
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from chainctl.settings import load_settings
 from tests.cases import case
 from tests.command_lines import command_lines, refusal_of
 from tests.pages import PAGES, ROOT, Block, blocks_of
+from tests.programs import output_of
 
 LANGUAGES = {"sh", "python", "toml", "sql", "json", "csv", "text"}
 """`text` is what a command shows, or a drawing."""
@@ -64,15 +64,8 @@ def test_targets_of_make_exist() -> None:
     lines |= {name for page in PAGES for name in re.findall(r"`(make \w+)`", page.read_text())}
     assert lines
     for line in sorted(lines):
-        done = subprocess.run(
-            ["bash", "-c", line.replace("make ", "make -n ", 1)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{line}: {done.stderr}"
-        for words in command_lines(done.stdout):
+        shown = output_of("bash", "-c", line.replace("make ", "make -n ", 1), cwd=ROOT)
+        for words in command_lines(shown):
             assert refusal_of(words) is None, f"{line}: chainctl {' '.join(words)}"
 
 

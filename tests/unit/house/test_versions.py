@@ -1,13 +1,13 @@
 """Versions that are claimed are run: the plan, the page, and the workflow that runs them."""
 
 import re
-import subprocess
 import sys
 import tomllib
 
 import pytest
 import yaml
 
+from tests.programs import output_of
 from tests.sources import ROOT
 from tools import versions
 
@@ -34,9 +34,7 @@ def test_page_has_a_row_for_each_version() -> None:
 def test_workflow_is_one() -> None:
     """Read by a linter with the schema that its server publishes."""
     schema = ("--builtin-schema", "vendor.github-workflows")
-    command = [sys.executable, "-m", "check_jsonschema", *schema, str(WORKFLOW)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    output_of(sys.executable, "-m", "check_jsonschema", *schema, WORKFLOW)
 
 
 def test_workflow_runs_every_lane_by_make() -> None:

@@ -1,12 +1,12 @@
 """The pytest plugin, as a project that embeds the engine meets it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.pages import blocks_of
+from tests.programs import output_of
 
 pytest_plugins = ["pytester"]
 
@@ -54,10 +54,7 @@ def test_plugin_imports_nothing_heavy_until_a_fixture_is_used() -> None:
         "import sys, orderchain.pytest_plugin\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    assert output_of(sys.executable, "-c", program) == "[]\n"
 
 
 def test_checkpoint_outside_of_a_transaction_fails_a_test(project: pytest.Pytester) -> None:

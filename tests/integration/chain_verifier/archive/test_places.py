@@ -27,6 +27,7 @@ from tests.integration.chain_verifier.cluster import SparkCluster, spark_environ
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, head_of, id_of
 from tests.integration.chain_verifier.stored_rows import PARTITION_IDS, store
 from tests.opened import connected
+from tests.programs import output_of
 
 ROWS = chain_of(random.Random(4), 120)
 MISSING = id_of(ROWS[50])
@@ -153,13 +154,10 @@ def test_cluster_of_spark_verifies_the_rows_of_an_archive_at_a_url(
 ) -> None:
     assert main(["archive", "--chain", str(CHAIN_ID), "--archive", archive]) == 0
     with SparkCluster(tmp_path) as cluster:
-        done = subprocess.run(
-            [sys.executable, "-c", ON_SPARK, cluster.master, archive, str(MISSING)],
-            env=spark_environment(os.environ) | {"PYSPARK_PYTHON": sys.executable},
-            cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3_000:]
-    assert done.stdout.split(maxsplit=1) == [str(len(ROWS)), f"('gap', {MISSING})\n"]
+        environment = spark_environment(os.environ) | {"PYSPARK_PYTHON": sys.executable}
+        program = (sys.executable, "-c", ON_SPARK, cluster.master, archive, MISSING)
+        shown = output_of(*program, env=environment, cwd=tmp_path)
+    assert shown.split(maxsplit=1) == [str(len(ROWS)), f"('gap', {MISSING})\n"]
 
 
 @pytest.mark.nightly

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import pytest
 
 from tests.integration.chain_verifier.cluster import SUBMIT, spark_environment
+from tests.programs import completed
 
 PACKAGE: Final = "io.delta:delta-spark_2.13:4.0.0"
 SETTINGS: Final = {
@@ -40,18 +40,13 @@ def test_table_of_delta_is_checked_as_it_is_now(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     settings = SETTINGS | {"spark.sql.warehouse.dir": str(tmp_path / "warehouse")}
-    done = subprocess.run(
-        [
-            SUBMIT,
-            *("--packages", PACKAGE),
-            *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
-            program,
-        ],
+    done = completed(
+        SUBMIT,
+        *("--packages", PACKAGE),
+        *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
+        program,
         cwd=tmp_path,
         env=spark_environment(os.environ) | {"PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     lines = done.stdout.splitlines()
     assert "CODES 1 0 1" in lines, done.stdout[-2000:] + done.stderr[-2000:]

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from chainctl.main import main
 from tests.integration.chain_verifier.cluster import spark_environment
+from tests.programs import completed, output_of
 
 NO_LOGS = "org.apache.hadoop.mapred.OutputLogFilter"
 """It leaves out files by their name."""
@@ -181,15 +181,7 @@ for table in ("flat", "parted"):
 
 @pytest.mark.nightly
 def test_tables_of_hive_are_checked(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_HIVE],
-        env=spark_environment(os.environ),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done
+    output_of(sys.executable, "-c", IN_HIVE, env=spark_environment(os.environ), cwd=tmp_path)
 
 
 def test_empty_file_is_refused(
@@ -273,13 +265,8 @@ def test_column_with_a_dot_is_checked_and_its_own_nulls_are_counted(
 def test_findings_are_not_appended_to_a_table_that_ends_with_the_command(tmp_path: Path) -> None:
     pq.write_table(pa.table({"seq": [1, 3]}), tmp_path / "trades")
     verify = ("verify", "--source", f"table:parquet.`{tmp_path / 'trades'}`", "--id", "seq")
-    done = subprocess.run(
-        [sys.executable, "-m", "chainctl", *verify, "--findings-table", "found"],
-        env=spark_environment(os.environ),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = (sys.executable, "-m", "chainctl", *verify, "--findings-table", "found")
+    done = completed(*command, env=spark_environment(os.environ))
     assert done.returncode == 2, done
     assert "--findings-table was 'found', expected a table that stays" in done.stderr
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from chain_verifier.dataframe.fold import digest_of
 from tests.command_call import Done
 from tests.pages import ROOT, blocks_of
+from tests.programs import completed
 
 from ..cluster import SUBMIT, ConnectServer, SparkCluster, on_small_disk, spark_environment
 from ..planted_faults import CHAIN_ID, chain_of
@@ -144,10 +145,7 @@ def environment(database: str, url: str) -> dict[str, str]:
 
 
 def run(*arguments: object, environ: Mapping[str, str], folder: Path) -> Done:
-    done = subprocess.run(
-        [*map(str, arguments)],
-        env=environ, cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = completed(*arguments, env=environ, cwd=folder)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

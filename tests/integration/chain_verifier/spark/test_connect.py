@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from tests.integration.chain_verifier.cluster import ConnectServer, spark_enviro
 from tests.integration.chain_verifier.conftest import MakeFrames
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, id_of
 from tests.integration.chain_verifier.published_frames import Topic
+from tests.programs import completed
 from tests.stored_pages import execute
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -126,13 +126,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 
 
 def run(server: ConnectServer, *arguments: object, **settings: str) -> Done:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        env=spark_environment(os.environ) | {"SPARK_REMOTE": server.remote} | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = spark_environment(os.environ) | {"SPARK_REMOTE": server.remote} | settings
+    done = completed(sys.executable, *arguments, env=environment)
     return Done(done.returncode, done.stdout, done.stderr)
 
 

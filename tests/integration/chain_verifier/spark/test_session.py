@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from tests.integration.chain_verifier.conftest import MakeParquet
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
 from tests.integration.chain_verifier.published_frames import Topic
 from tests.integration.chain_verifier.stored_rows import store
+from tests.programs import output_of
 
 ROWS = chain_of(random.Random(14), 30)
 ENDLESS = "reflect('java.lang.Thread', 'sleep', 3600000L) IS NULL"
@@ -145,11 +145,8 @@ def test_session_is_the_active_one_of_its_thread_afterwards(
 
 @pytest.mark.nightly
 def test_process_that_has_verified_without_a_topic_can_read_one_later() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_SESSIONS], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert {"key", "value", "offset"} <= set(done.stdout.split())
+    shown = output_of(sys.executable, "-c", TWO_SESSIONS)
+    assert {"key", "value", "offset"} <= set(shown.split())
 
 
 def test_session_of_our_own_sets_what_is_ours_whatever_variables_say() -> None:
@@ -159,10 +156,8 @@ def test_session_of_our_own_sets_what_is_ours_whatever_variables_say() -> None:
         "SPARK_LOCAL_HOSTNAME": "no-host.invalid",
         "SPARK_LOCAL_IP": "203.0.113.7",
     }
-    command = [sys.executable, "-c", WORKERS]
-    environment = os.environ | wrong
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.stdout.strip() == "3", done.stderr[-3_000:]
+    shown = output_of(sys.executable, "-c", WORKERS, env=os.environ | wrong)
+    assert shown.strip() == "3"
 
 
 @pytest.mark.nightly
@@ -171,10 +166,7 @@ def test_session_without_connectors_names_the_packages_of_its_version(
 ) -> None:
     asyncio.run(store(database, ROWS))
     given = (role_dsn(AUDITOR), topic.servers, topic.name)
-    done = subprocess.run(
-        [sys.executable, "-c", BARE_SESSION, *given], capture_output=True, text=True, check=False
-    )
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2, done.stderr[-3_000:]
+    lines = output_of(sys.executable, "-c", BARE_SESSION, *given).splitlines()
+    assert len(lines) == 2
     for line, package in zip(lines, packages_for(kafka=True), strict=True):
         assert f"a Spark with --packages {package}" in line

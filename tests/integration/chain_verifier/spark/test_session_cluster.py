@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import count
@@ -23,6 +22,7 @@ from tests.integration.chain_verifier.cluster import (
     spark_environment,
 )
 from tests.integration.chainctl.conftest import must
+from tests.programs import completed
 from tests.stored_pages import execute
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(400)]
@@ -101,14 +101,8 @@ def test_findings_in_a_folder_that_the_workers_do_not_share_are_not_lost_in_sile
 
 
 def run(*arguments: object, settings: Mapping[str, str]) -> Done:
-    done = subprocess.run(
-        [*map(str, arguments)],
-        env=spark_environment(os.environ) | dict(settings),
-        cwd=Path(settings["CWD"]),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = spark_environment(os.environ) | dict(settings)
+    done = completed(*arguments, env=environment, cwd=settings["CWD"])
     return Done(done.returncode, done.stdout, done.stderr)
 
 

@@ -1,5 +1,4 @@
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 from benchmarks.questions import NAMES
 from benchmarks.spreads import PROCESSES
 from tests.integration.chainctl.conftest import ROOT, Call, Refused, clean_environment
+from tests.programs import completed
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,8 @@ def test_bench_makes_its_report_again_from_saved_lines(call: Call, tmp_path: Pat
 
 
 def test_benchmarks_as_a_module_are_the_same_command(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--only", "speed"],
-        cwd=ROOT,
-        env=clean_environment({}),
-        capture_output=True,
-        text=True,
-        check=False,
+    done = completed(
+        sys.executable, "-m", "benchmarks", "--only", "speed", cwd=ROOT, env=clean_environment({})
     )
     assert done.returncode == 2
     assert "'speed' is none of" in done.stderr
@@ -73,14 +68,7 @@ def test_bench_without_the_checkout_says_where_it_is(tmp_path: Path) -> None:
         "sys.meta_path.insert(0, Hidden())\n"
         "from chainctl.main import main; sys.exit(main(['bench', '--quick']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", hidden],
-        cwd=tmp_path,
-        env=clean_environment({}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = completed(sys.executable, "-c", hidden, cwd=tmp_path, env=clean_environment({}))
     assert done.returncode == 2
     assert "checkout" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -1,12 +1,12 @@
 import json
 import os
 import pty
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.integration.chainctl.conftest import Call, Refused, Start
+from tests.programs import output_of
 
 
 def test_stack_that_was_never_up_is_reported(call: Call, refused: Refused, tmp_path: Path) -> None:
@@ -74,13 +74,8 @@ def test_stack_comes_up_is_reached_by_its_environment_and_goes_away(
         assert json.loads(up.out)["up"] is True
         exported = call("stack", "env", settings=settings).out
         assert all(line.startswith("export CHAINCTL_") for line in exported.splitlines())
-        shell = subprocess.run(
-            ["bash", "-c", 'eval "$1" && env', "-", exported],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found = dict(line.split("=", 1) for line in shell.stdout.splitlines() if "=" in line)
+        shown = output_of("bash", "-c", 'eval "$1" && env', "-", exported)
+        found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
         reached = {name: value for name, value in found.items() if name.startswith("CHAINCTL_")}
         assert json.loads(call("stack", "env", "--json", settings=settings).out).items() <= (
             reached.items()

@@ -1,7 +1,6 @@
 """The local mode alone: clean exactly if the chain is, the first break by its ids, no Spark."""
 
 import random
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from tests.integration.chain_verifier.planted_faults import (
     write_journal,
 )
 from tests.integration.chain_verifier.seeded_rows import PARQUET, plant_rows, write_parquet
+from tests.programs import output_of
 
 FAULTY_CHAINS = 60
 ROWS = chain_of(random.Random(6), 60)
@@ -157,10 +157,7 @@ def test_local_mode_imports_neither_pyspark_nor_py4j() -> None:
         "import sys, chain_verifier.local.verify, chain_verifier.local.parquet;"
         "print([name for name in ('pyspark', 'py4j') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+    assert output_of(sys.executable, "-c", script) == "[]\n"
 
 
 def test_rows_of_both_modes_have_the_columns_of_the_view_in_its_order() -> None:

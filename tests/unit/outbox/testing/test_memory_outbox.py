@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -23,6 +22,7 @@ from outbox import (
 )
 from outbox.testing import MemoryOutbox, NotWorkedOff
 from tests.lanes import at_night
+from tests.programs import output_of
 
 APPLY = "INSERT INTO effect VALUES ($1)"
 NOTES = [f"note {number}" for number in range(8)]
@@ -337,11 +337,7 @@ outbox.close()
 def test_same_seed_takes_the_same_steps_and_another_one_others() -> None:
     def story(seed: int, hashes: int) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": str(hashes)}
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(seed)],
-            env=environment, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return done.stdout
+        return output_of(sys.executable, "-c", PROGRAM, seed, env=environment)
 
     first = story(1, 1)
     assert first == story(1, 2)
