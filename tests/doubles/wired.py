@@ -15,7 +15,7 @@ from chain_kernel.errors import (
     RetryError,
     UnknownOutcome,
 )
-from chain_kernel.model import ClientNumber, Event, IntakeMark, KeyPage, LeaseSight, Term
+from chain_kernel.model import IntakeMark, LeaseSight, Term
 from chain_kernel.ports import SourceRecord
 from chain_kernel.seal import Batch
 from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
@@ -76,6 +76,15 @@ class WiredFrameSink:
 _T = TypeVar("_T")
 
 
+def _question(name: str, *, needs_row: bool = False) -> Any:
+    """Return the call of a store by that name, as one question."""
+
+    async def ask(store: Any, *given: Any) -> Any:
+        return await store._ask(lambda at: getattr(at, name)(*given), needs_row=needs_row)
+
+    return ask
+
+
 class WiredChainStore:
     """Implements `chain_kernel.ports.ChainStore`: one `MemoryChainStore` per connection.
 
@@ -99,9 +108,10 @@ class WiredChainStore:
         # The nonces of take-overs whose answers may have been lost: what they lead is ours.
         self._drawn: set[bytes] = set()
 
-    async def look(self) -> LeaseSight:
-        """Return who leads; see `chain_kernel.ports.ChainStore.look`."""
-        return await self._ask(lambda store: store.look())
+    look, rows_after, intake = _question("look"), _question("rows_after"), _question("intake")
+    has_committed = _question("has_committed")
+    move_intake = _question("move_intake", needs_row=True)
+    skip_published = _question("skip_published", needs_row=True)
 
     async def take_over(self, owner: str, seen: LeaseSight) -> Term:
         """Raise the epoch; see `chain_kernel.ports.ChainStore.take_over`."""
@@ -123,7 +133,7 @@ class WiredChainStore:
                 nonce = found
 
     async def _own(self, held: Term) -> bytes:
-        sight = await self.look()
+        sight: LeaseSight = await self.look()
         return sight.nonce if sight.is_ours else held.nonce
 
     async def _raise_over(self, owner: str, nonce: bytes, counter: int | None = None) -> Term:
@@ -142,22 +152,6 @@ class WiredChainStore:
         await commit.set_out()
         return commit
 
-    async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
-        """Store intake marks alone; see `chain_kernel.ports.ChainStore.move_intake`."""
-        await self._ask(lambda store: store.move_intake(intake), needs_row=True)
-
-    async def has_committed(self, batch: Batch) -> bool:
-        """Return whether `batch` is stored; see `chain_kernel.ports.ChainStore.has_committed`."""
-        return await self._ask(lambda store: store.has_committed(batch))
-
-    async def skip_published(self, after_id: int, until_id: int) -> None:
-        """Record a skipped range; see `chain_kernel.ports.ChainStore.skip_published`."""
-        await self._ask(lambda store: store.skip_published(after_id, until_id), needs_row=True)
-
-    async def rows_after(self, after_id: int, at_most: int) -> int:
-        """Count rows; see `chain_kernel.ports.ChainStore.rows_after`."""
-        return await self._ask(lambda store: store.rows_after(after_id, at_most))
-
     async def batches(self, after_id: int) -> AsyncIterator[Batch]:
         """Yield the batches after `after_id`; see `chain_kernel.ports.ChainStore.batches`."""
 
@@ -166,10 +160,6 @@ class WiredChainStore:
 
         for batch in await self._ask(read):
             yield batch
-
-    async def intake(self, source: str) -> IntakeMark | None:
-        """Return how far `source` was read; see `chain_kernel.ports.ChainStore.intake`."""
-        return await self._ask(lambda store: store.intake(source))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -377,16 +367,19 @@ class _Side:
         return found
 
 
+def _asked(name: str) -> Any:
+    """Return the call of a port by that name: one question, whose first argument is the term."""
+
+    async def ask(side: Any, term: Term, *given: Any) -> Any:
+        return await side._ask(term, lambda at: getattr(side._at(at), name)(term, *given))
+
+    return ask
+
+
 class WiredLease(_Side):
     """Implements `chain_kernel.ports.Lease` at the end of a wire."""
 
-    async def renew(self, term: Term, published_id: int) -> bool:
-        """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
-        return await self._ask(term, lambda at: self._at(at).renew(term, published_id))
-
-    async def release(self, term: Term, published_id: int) -> None:
-        """Hand over; see `chain_kernel.ports.Lease.release`."""
-        await self._ask(term, lambda at: self._at(at).release(term, published_id))
+    renew, release = _asked("renew"), _asked("release")
 
     def _at(self, database: MemoryDatabase) -> MemoryLease:
         return MemoryLease(database, self._chain_id)
@@ -395,41 +388,10 @@ class WiredLease(_Side):
 class WiredKeyStore(_Side):
     """Implements `chain_kernel.ports.KeyStore` at the end of a wire."""
 
-    async def rows(self, term: Term, ids: Sequence[int]) -> list[Event]:
-        """Return rows by id; see `chain_kernel.ports.KeyStore.rows`."""
-        return await self._ask(term, lambda at: self._at(at).rows(term, ids))
-
-    async def outline(self, term: Term) -> list[tuple[int, int, int]]:
-        """Return which pages there are; see `chain_kernel.ports.KeyStore.outline`."""
-        return await self._ask(term, lambda at: self._at(at).outline(term))
-
-    async def page(self, term: Term, after_id: int) -> KeyPage:
-        """Return one page; see `chain_kernel.ports.KeyStore.page`."""
-        return await self._ask(term, lambda at: self._at(at).page(term, after_id))
-
-    async def clients(self, term: Term) -> list[ClientNumber]:
-        """Return all clients; see `chain_kernel.ports.KeyStore.clients`."""
-        return await self._ask(term, lambda at: self._at(at).clients(term))
-
-    async def keys(
-        self, term: Term, after_id: int, until_id: int, at_most: int
-    ) -> list[tuple[int, str]]:
-        """Return the next keys; see `chain_kernel.ports.KeyStore.keys`."""
-        return await self._ask(
-            term, lambda at: self._at(at).keys(term, after_id, until_id, at_most)
-        )
-
-    async def archived_until(self, term: Term) -> int:
-        """Return the archive's end; see `chain_kernel.ports.KeyStore.archived_until`."""
-        return await self._ask(term, lambda at: self._at(at).archived_until(term))
-
-    async def save(self, term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
-        """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
-        await self._ask(term, lambda at: self._at(at).save(term, page, clients))
-
-    async def forget(self, term: Term, until_id: int) -> None:
-        """Drop old pages; see `chain_kernel.ports.KeyStore.forget`."""
-        await self._ask(term, lambda at: self._at(at).forget(term, until_id))
+    rows, keys, clients = _asked("rows"), _asked("keys"), _asked("clients")
+    outline, page = _asked("outline"), _asked("page")
+    archived_until = _asked("archived_until")
+    save, forget = _asked("save"), _asked("forget")
 
     def _at(self, database: MemoryDatabase) -> MemoryKeyStore:
         return MemoryKeyStore(database, self._chain_id)
