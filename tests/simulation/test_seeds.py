@@ -5,17 +5,20 @@
 
 import gc
 import os
-import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 from msgspec.structs import fields
 
 from tests.judge.rules import uncovered
+from tests.programs import output_of
 
 from .hosts import sequencer_config
+from .outbox.plan import Plan as PlanOfMessages
+from .outbox.world import simulate as simulate_messages
 from .pairs import PAIRS
 from .plan import Plan
 from .receiver_host import receiver_config
@@ -50,23 +53,14 @@ def test_worlds_with_faults_keep_every_invariant_and_deliver_everything(first: i
     assert not uncovered(*(model for judge in judges for model in judge.models))
 
 
-def test_same_seed_takes_the_same_steps() -> None:
-    for seed in (3, 4, 5):
-        assert simulate(seed).digest() == simulate(seed).digest()
-
-
-def test_same_seed_takes_the_same_steps_in_another_process() -> None:
+@pytest.mark.parametrize("simulate", [simulate, simulate_messages], ids=["orders", "messages"])
+def test_same_seed_takes_the_same_steps_in_another_process(simulate: Callable[..., Any]) -> None:
     """Neither addresses nor the hashes of strings decide anything."""
-    ask = "from tests.simulation.world import simulate; print(simulate(6).digest())"
+    ask = f"from {simulate.__module__} import simulate; print(simulate(6).digest())"
     for hash_seed in ("1", "2"):
-        found = subprocess.run(
-            [sys.executable, "-c", ask],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            check=True,
-            text=True,
-        )
-        assert found.stdout.strip() == simulate(6).digest()
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        found = output_of(sys.executable, "-c", ask, env=environment)
+        assert found.strip() == simulate(6).digest()
 
 
 def test_world_that_is_over_leaves_nothing_in_memory() -> None:
@@ -76,9 +70,10 @@ def test_world_that_is_over_leaves_nothing_in_memory() -> None:
     assert [world() for world in worlds] == [None] * 10
 
 
-def test_drawn_worlds_differ_in_all_that_is_drawn() -> None:
-    plans = [Plan.draw(seed) for seed in range(100)]
-    for field in Plan.__struct_fields__:
+@pytest.mark.parametrize("plan", [Plan, PlanOfMessages])
+def test_drawn_worlds_differ_in_all_that_is_drawn(plan: type[Plan | PlanOfMessages]) -> None:
+    plans = [plan.draw(seed) for seed in range(100)]
+    for field in plan.__struct_fields__:
         assert len({getattr(plan, field) for plan in plans}) > 1, field
 
 
