@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import msgspec
 
@@ -31,7 +29,7 @@ from tests.builders.standbys import ServerPair
 from tests.deadlines import deadline, stretched
 
 from .brokers import Brokers, Kafka
-from .chains import chainctl, create_chain, promoted, require_whole
+from .chains import create_chain, promoted, require_whole
 from .inspector import inspect, inspect_topic
 from .processes import Worker
 
@@ -41,12 +39,10 @@ LED_SECONDS = 15.0
 CALL_SECONDS = 60.0
 """A caller has an answer within `recover_seconds`, whatever is away."""
 
-DOCTOR_SECONDS = 30.0
 LOOK_SECONDS = 0.1
 BESIDE = 1_000
 """Added to a chain's number: that of the one beside it."""
 ASK_SECONDS = 1.0
-SAID_MAX = 3
 
 
 class Row(msgspec.Struct):
@@ -59,14 +55,12 @@ class Row(msgspec.Struct):
     """Without a commit, whatever the reason."""
     unled_seconds: float = 0.0
     """The longest time without a commit while the database was well."""
-    doctor: str = ""
 
     def add(self, other: Row) -> None:
         self.rounds += other.rounds
         self.acknowledged += other.acknowledged
         self.longest_seconds = max(self.longest_seconds, other.longest_seconds)
         self.unled_seconds = max(self.unled_seconds, other.unled_seconds)
-        self.doctor = self.doctor or other.doctor
 
 
 class Load:
@@ -226,7 +220,6 @@ class Round:
         database = chain.database.rpartition("/")[2]
         self.journal = Journal(chain, (pair or postgres).dsn(GAP_READER, database))
         self.watch = CommitWatch(chain)
-        self.said = ""
         self.keeps_topic = True
         """Its topic was never made again."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -348,16 +341,6 @@ class Round:
             "WHERE datname = current_database() AND application_name LIKE 'orderchain sequencer %'"
         )
 
-    async def ask_doctor(self) -> None:
-        """Keep what `doctor` says in the middle of the faults."""
-        try:
-            async with asyncio.timeout(stretched(DOCTOR_SECONDS)):
-                _, out, _ = await chainctl(self.chain, "doctor", "--json")
-        except TimeoutError:
-            self.said = f"no answer within {DOCTOR_SECONDS:g} s"
-            return
-        self.said = _summary(out)
-
     # -- the end -------------------------------------------------------------------------------
 
     async def finish(self) -> None:
@@ -386,34 +369,16 @@ class Round:
             acknowledged=len(self.load.acked),
             longest_seconds=self.watch.longest_seconds,
             unled_seconds=self.watch.unled_seconds,
-            doctor=self.said,
         )
-
-
-def _summary(out: str) -> str:
-    """Return what is not well, in short."""
-    try:
-        checks: list[dict[str, Any]] = json.loads(out)
-    except ValueError:
-        return "nothing that can be read"
-    bad = [check for check in checks if check["state"] in {"failed", "warning"}]
-    # The superuser's login is the test's own doing, and so is the server's disk.
-    worst = sorted(bad, key=lambda check: str(check["state"]) != "failed")
-    shown = [
-        f"{check['what']}: {check['state']}"
-        for check in worst
-        if not check["what"].startswith(("login", "commit: "))
-    ]
-    return "; ".join(shown[:SAID_MAX]) or "all is well"
 
 
 def table(rows: list[Row]) -> str:
     """Return the rows as a table for people."""
-    head = ("pair", "rounds", "acked", "no commit", "unled", "doctor")
+    head = ("pair", "rounds", "acked", "no commit", "unled")
     lines = [
         (
             row.pair, str(row.rounds), str(row.acknowledged), f"{row.longest_seconds:.1f} s",
-            f"{row.unled_seconds:.1f} s", row.doctor,
+            f"{row.unled_seconds:.1f} s",
         )
         for row in rows
     ]  # fmt: skip

@@ -37,7 +37,6 @@ async def both_servers_gone_database_back_first(it: Round) -> None:
     await asyncio.to_thread(it.kafka.kill)
     await asyncio.to_thread(it.postgres.kill)
     await asyncio.to_thread(it.postgres.start)
-    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
 
@@ -58,7 +57,6 @@ async def broker_silent_and_the_new_leader_loses_its_connection(it: Round) -> No
         await it.until_taken_over(epoch)
         await it.pause(0.0, 2.0)
         await it.end_backends()
-        await it.ask_doctor()
         await it.until_committed()
     finally:
         it.kafka.thaw()
@@ -68,7 +66,6 @@ async def broker_away_and_both_sequencers_killed(it: Round) -> None:
     await asyncio.to_thread(it.kafka.kill)
     for worker in list(it.sequencers.workers.values()):
         await worker.kill()
-    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
 
@@ -78,7 +75,6 @@ async def topic_gone_at_a_take_over(it: Round) -> None:
     async with topic_away(it):
         await it.random.choice((it.kill_leader, it.step_down))()
         await it.until_taken_over(epoch)
-        await it.ask_doctor()
         await it.until_committed()
 
 
@@ -88,14 +84,13 @@ async def row_locked_in_the_recovery(it: Round) -> None:
     async with locked(it):
         await it.pause(1.0, 3.0)
         await it.kill_leader()
-        await it.ask_doctor()
+        await it.pause(1.0, 3.0)
 
 
 async def synchronous_standby_away_at_a_take_over(it: Round) -> None:
     async with standby_missing(it):
         await it.pause(0.0, 2.0)
         await it.kill_leader()
-        await it.ask_doctor()
         await it.pause(2.0, 6.0)
 
 
@@ -117,7 +112,6 @@ async def broker_remade_while_the_database_restarts(it: Round) -> None:
         await asyncio.to_thread(it.postgres.stop)
         await it.pause(0.0, 3.0)
         await asyncio.to_thread(it.postgres.start)
-        await it.ask_doctor()
         await it.until_committed()
 
 
@@ -135,7 +129,6 @@ async def replication_slot_full_and_the_leader_killed(it: Round) -> None:
         status = execute("SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'gone'")
         assert status in {"lost", "unreserved"}, status
         await it.kill_leader()
-        await it.ask_doctor()
         await it.until_committed()
     finally:
         execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
@@ -161,14 +154,12 @@ async def logical_replica_promoted_and_the_leader_killed(it: Round) -> None:
         await asyncio.to_thread(put_in_place, it.postgres, copy, database)
     finally:
         it.watch.is_held_up = False
-    await it.ask_doctor()
     await it.until_committed()
 
 
 async def one_of_three_brokers_killed_with_the_leader(it: Round) -> None:
     await it.kill_brokers(1)
     await it.kill_leader()
-    await it.ask_doctor()
     await it.until_committed()
     await it.until_published()
 
@@ -177,7 +168,6 @@ async def two_of_three_brokers_killed_with_the_leader(it: Round) -> None:
     """None of three brokers can be chosen to lead any more; orders go on."""
     await it.kill_brokers(2)
     await it.kill_leader()
-    await it.ask_doctor()
     await it.until_committed()
     await asyncio.to_thread(it.kafka.start)
     await it.until_published()
@@ -214,7 +204,6 @@ async def leaders_go(it: Round) -> None:
         epoch = await it.epoch()
         await go()
         await it.until_taken_over(epoch)
-    await it.ask_doctor()
 
 
 async def schema_upgraded_in_a_take_over(it: Round) -> None:
@@ -227,7 +216,6 @@ async def schema_upgraded_in_a_take_over(it: Round) -> None:
     async with connected_to(it.chain.database, ASK_SECONDS, OWNER) as connection:
         await applied(connection, steps, version)
         await it.end_backends()
-        await it.ask_doctor()
         await it.until_committed()
         await connection.execute(UNDONE)
 

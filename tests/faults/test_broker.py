@@ -366,23 +366,6 @@ async def test_lost_answer_to_a_send_is_sent_again_by_a_new_producer(
     await assert_whole(chain)
 
 
-async def test_broken_connections_to_the_broker_lose_nothing(
-    opened: Opener, chain_on_breakable_kafka: MakeChain, kafka_to_break: KafkaServer, seeded: Random
-) -> None:
-    async with proxy_before(kafka_to_break) as proxy:
-        chain = await chain_on_breakable_kafka(publish_seconds=1.0)
-        config = chain.with_settings(kafka=f"127.0.0.1:{proxy.port}")
-        async with opened(config) as sequencer:
-            for start in range(0, 300, 30):
-                proxy.delay_seconds = seeded.choice([0.0, 0.02])
-                await submit_each(sequencer, make_orders(30, start=start, size=100))
-                await asyncio.sleep(seeded.uniform(0, 0.1))
-                proxy.reset()
-            proxy.delay_seconds = 0.0
-            await until_published(sequencer)
-    await assert_whole(chain)
-
-
 async def set_topic_limit(kafka: KafkaServer, topic: str, bytes_max: int) -> None:
     async with administering(kafka.bootstrap) as admin:
         resource = ConfigResource(

@@ -6,10 +6,8 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 
@@ -23,7 +21,7 @@ from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline, in_time, until
-from tests.opened import connected
+from tests.programs import completed
 
 from .addresses import led_through, through
 from .client import Client
@@ -248,7 +246,7 @@ def run_as_root(*command: str) -> str:
     """Run a command of the system; return why it failed, empty if it did not."""
     if shutil.which(command[0]) is None:
         return f"{command[0]} is missing"
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = completed(*command)
     return (done.stderr.strip() or "it failed without a word") if done.returncode else ""
 
 
@@ -328,23 +326,3 @@ async def test_disk_that_stays_full_is_reported(
     assert disk["state"] == "failed"
     assert "No space left on device" in disk["found"]
     assert "disk-full.md" in disk["to_do"]
-
-
-async def test_chain_that_is_stuck_does_not_slow_another(make_chain: MakeChain) -> None:
-    stuck = await make_chain(1)
-    free = await make_chain(2)
-    async with connected(stuck.database) as locker, AsyncExitStack() as stack:
-        first, second = [
-            await stack.enter_async_context(open_sequencer(chain.config)) for chain in (stuck, free)
-        ]
-        lock = locker.transaction()
-        await lock.start()
-        await locker.execute("SELECT 1 FROM chain_head WHERE chain_id = 1 FOR UPDATE")
-        waiting = asyncio.create_task(first.submit_many(make_orders(100)))
-        for n in range(100):
-            await in_time(second.submit(f"free{n}", b""))
-        assert not waiting.done()
-        await lock.rollback()
-        await in_time(waiting)
-    await inspect(stuck)
-    await inspect(free)

@@ -58,25 +58,6 @@ async def test_killed_leader_is_followed_by_the_hot_standby(
     await inspect_topic(chain)
 
 
-async def test_leader_that_stops_in_order_hands_over_at_once_and_loses_nothing(
-    make_chain: MakeChain, start_worker: StartWorker, seeded: random.Random
-) -> None:
-    # With such a lease only a hand-over lets the standby lead within the test's patience.
-    chain = await make_chain(lease_seconds=600.0)
-    client = Client(seeded)
-    leader, standby = await start_pair(chain, start_worker)
-    await client.run(leader)
-    await leader.until_acked(100)
-    assert await leader.stop() == 0
-    await standby.until_leading()
-    answered = leader.acked.keys() | leader.refused.keys()
-    assert answered <= set(leader.submitted)
-    await client.catch_up(standby, leader)
-    assert await standby.stop() == 0
-    await inspect(chain)
-    await inspect_topic(chain)
-
-
 @pytest.mark.guarantee("G7")
 async def test_zombie_in_mid_copy_is_refused_and_says_so(
     make_chain: MakeChain,

@@ -3,16 +3,16 @@
 import json
 import re
 import secrets
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from local_stack.postgres import SUPERUSER
 from tests.builders.orders import order_file
-from tests.certificates import HOST, Authority
+from tests.certificates import HOST
 from tests.integration.chainctl.conftest import Call, Refused
 from tests.integration.chainctl.sizes import FILLED_ROWS
+from tests.programs import output_of
 from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, SEQUENCER, SecuredKafka
 from tests.secured_postgres import CERTIFIED, TRADER, SecuredPostgres
 from tests.spoiled_files import SPOILS, copied, spoiled
@@ -112,10 +112,8 @@ def test_whole_path_runs_by_the_lines_of_the_page(
     }.items():
         assert there in lines, there
         lines = lines.replace(there, here)
-    shell = subprocess.run(
-        ["bash", "-euc", f"{lines}\nenv"], env={}, capture_output=True, text=True, check=True
-    )
-    pairs = (line.partition("=") for line in shell.stdout.splitlines())
+    shown = output_of("bash", "-euc", f"{lines}\nenv", env={})
+    pairs = (line.partition("=") for line in shown.splitlines())
     settings = {key: each for key, _, each in pairs if key.startswith(("CHAINCTL_", "PG"))}
     assert len(settings) == 8
     live(call, settings, 1, topic, owner, tmp_path)
@@ -152,26 +150,6 @@ def test_right_that_a_login_lacks_is_named(
     (tried,) = [each for each in found if each["what"] == f"records of topic {topic}"]
     assert tried["state"] == "warning"
     assert f"a user 'receiver' that may write to topic {topic} (ACL)" in tried["found"]
-
-
-def test_what_postgresql_refuses_is_said_in_one_line(
-    refused: Refused, secured_postgres: SecuredPostgres, name: str, tmp_path: Path
-) -> None:
-    other = Authority(tmp_path, "other").path
-    right = {"CHAINCTL_DATABASE": secured_postgres.url(name), **secured_postgres.environment}
-    for changed, words in (
-        ({"PGSSLMODE": "disable"}, "does it ask for TLS? sslmode is disable"),
-        ({"PGSSLROOTCERT": str(other)}, f"signed by sslrootcert {other}"),
-        ({"PGSSLROOTCERT": "/nowhere.pem"}, "sslrootcert"),
-        ({"PGSSLMODE": "strict"}, "sslmode of database was 'strict', expected one of disable,"),
-        ({"PGPASSWORD": "Tr0ub4dor"}, "wrong user or password"),
-    ):
-        for command in (
-            ["chain", "list"],
-            ["verify", "--chain", 1, "--local", "--source", "database"],
-        ):
-            line = refused(*command, settings={**right, **changed}, hidden="Tr0ub4dor")
-            assert words in line
 
 
 @pytest.mark.parametrize("how", SPOILS)

@@ -27,26 +27,6 @@ async def next_events(receiver: Receiver, until_id: int) -> list[Event]:
     return events
 
 
-async def test_receiver_with_lost_repeated_and_reordered_frames_delivers_the_chain(
-    stored: StoredChain, make_receiver: MakeReceiver, publish: Publish
-) -> None:
-    async with make_receiver(poll_after_seconds=600.0) as receiver:
-        frames = []
-        for _ in range(30):
-            frames += stored.chain.frames(await stored.commit(20), slice_rows=8)
-        kept = [frame for at, frame in enumerate(frames) if at % 7]
-        kept[10], kept[11] = kept[11], kept[10]
-        kept[33] = kept[33][:-1] + b"\0"
-        await publish([*kept[:40], None, *kept[20:30], *kept[40:], stored.chain.heartbeat()])
-        events = await next_events(receiver, stored.chain.mark().id)
-        stats, gaps = receiver.stats(), list(receiver.gaps)
-    assert events == stored.chain.events
-    assert stats.rows_live + stats.rows_filled == 600
-    assert sum(gap.rows for gap in gaps) == stats.rows_filled > 0
-    assert stats.duplicates_dropped >= 10
-    assert stats.dropped["empty"] == 1
-
-
 @pytest.mark.guarantee("G5")
 async def test_receiver_killed_at_any_moment_applies_every_row_once(
     stored: StoredChain,

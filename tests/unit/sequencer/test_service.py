@@ -30,24 +30,6 @@ from tests.virtual import virtual
 from .builders import World
 
 
-@pytest.mark.guarantee("G4", "G9")
-@pytest.mark.parametrize(
-    "fault", [CommitFault.REFUSED, CommitFault.LOST_BEFORE, CommitFault.LOST_AFTER]
-)
-async def test_commit_with_a_fault_is_stored_once(world: World, fault: CommitFault) -> None:
-    async with world.sequencer() as sequencer:
-        world.store.faults.append(fault)
-        ack = await sequencer.submit("a", b"1")
-        after = await sequencer.submit("b", b"2")
-        stats = sequencer.stats()
-    assert world.keys() == ["a", "b"]
-    assert is_linked(0, world.rows())
-    assert [row.id for row in world.rows()] == [ack.id, after.id]
-    assert world.published() == world.rows()
-    assert stats.take_overs == 2
-    assert stats.unknown_outcomes == (fault is not CommitFault.REFUSED)
-
-
 @pytest.mark.parametrize(
     ("fault", "error"),
     [(CommitFault.REFUSED, RetryError), (CommitFault.LOST_AFTER, UnknownOutcome)],

@@ -161,26 +161,6 @@ async def test_topic_becomes_the_chain_across_restarts(chain: Chain, topic: Topi
     assert len(await chain.rows()) == len(rows)
 
 
-async def test_new_intake_of_an_open_sequencer_begins_where_an_operator_has_moved_it(
-    chain: Chain, topic: Topic
-) -> None:
-    await topic.add([(0, b"k%d" % number, b"x") for number in range(3)])
-    async with open_sequencer(chain.config) as sequencer:
-        for keys in ((b"passed over", b"k3"), (b"k4",)):
-            intake = topic.intake(config_of(topic), sequencer)
-            running = asyncio.create_task(intake.run())
-            await until_taken(chain, topic)
-            intake.stop()
-            await in_time(running)
-            await topic.add([(0, key, b"x") for key in keys])
-            if len(keys) > 1:
-                await chain.admin.execute(
-                    "UPDATE chain_intake SET position = 4, digest = '' WHERE source = $1",
-                    f"topic:{topic.name}:0",
-                )
-    assert [row.key for row in await chain.rows()] == ["k0", "k1", "k2", "k3"]
-
-
 async def test_aborted_orders_never_reach_the_chain(chain: Chain, topic: Topic) -> None:
     async with AIOKafkaProducer(
         bootstrap_servers=topic.kafka, transactional_id=f"t.{topic.name}"
