@@ -407,28 +407,6 @@ async def test_forged_confirm_is_refused_by_the_sender_and_the_message_is_asked_
     await service.close()
 
 
-async def test_lost_callback_is_covered_by_the_sweep(rig: Rig, sender: Sender) -> None:
-    # No callback service runs, and what the sender's process had in memory is lost with it.
-    ids = await rig.send(5)
-    rig.calls.is_cut = True
-    connection = await sender.connect()
-    dead = CheckedSender(sender.config(), rig.checked, clock=rig.clock)  # killed before it sends
-    async with dead.transaction(connection) as business:
-        lost = [await business.add("clearing", b"pay") for _ in range(5)]
-    assert await sender.sent(rig.destination) == ids
-    async with sender.relay() as relay:
-        assert await relay.sweep() == 0, "nothing is due yet"
-        await sender.let_time_pass()
-        await relay.sweep()  # it may have swept by itself just then
-        for each in (*ids, *lost):
-            await sender.until_status(each, Status.CONFIRMED)
-        assert relay.stats().swept == 10
-        assert sorted(await sender.sent(rig.destination)) == sorted([*ids, *ids, *lost])
-        await sender.confirm(rig.destination, *ids, *lost)
-        for each in (*ids, *lost):
-            await sender.until_status(each, Status.CONSUMED)
-
-
 async def test_sender_that_can_not_be_reached_is_asked_and_informed_later(
     rig: Rig, sender: Sender
 ) -> None:

@@ -226,68 +226,6 @@ async def test_each_failure_reports_until_when_of_all_that_wait_for_it_in_turn(
 
 
 @pytest.mark.guarantee("G20")
-async def test_flood_behind_a_poison_message_is_parked_in_order_and_goes_on_in_order(
-    rig: Rig,
-) -> None:
-    clock = HandClock(START_NS)
-    is_fixed = False
-    handled: list[str] = []
-    kept = [rig.message(f"K {number}", "K") for number in range(60)]
-    others = [rig.message(f"L {number}", "L") for number in range(60)]
-    ends = asyncio.Event()
-
-    async def handler(deliveries: Sequence[Delivery], connection: Any) -> None:
-        notes = [delivery.payload.decode() for delivery in deliveries]
-        if "K 0" in notes and not is_fixed:
-            raise ValueError("poison")
-        await apply_many(deliveries, connection)
-        handled.extend(notes)
-        if {"L 59", "K 59"} & set(notes):
-            ends.set()
-
-    consumer = rig.consumer(clock=clock, filter=Filter(), batch_max=40)
-    for pair in zip(kept, others, strict=True):
-        await rig.send(*pair)
-    async with deadline(), consumer:
-        running = asyncio.create_task(consumer.run_many(handler))
-        await ends.wait()
-        assert handled == [f"L {number}" for number in range(60)]
-        await until_true(rig, "SELECT count(*) = 60 FROM inbox_parked")
-        assert await rig.admin.fetchval("SELECT count(due_at) FROM inbox_parked") == 1
-        ends.clear()
-        is_fixed = True
-        clock.now_ns += 10 * SECOND
-        await ends.wait()
-        consumer.stop()
-        await running
-    assert handled[60:] == [f"K {number}" for number in range(60)]
-    assert max((await rig.effects()).values()) == 1
-    assert await rig.admin.fetchval("SELECT count(*) FROM inbox_parked") == 0
-
-
-async def test_two_workers_try_a_parked_message_once_each_time(rig: Rig) -> None:
-    clock = HandClock(START_NS)
-    handler = Recorder(clock, "poison")
-    poison = rig.message("poison")
-    await rig.send(poison)
-    workers = [rig.consumer(clock=clock, retries=SOON, at_once=3) for _ in range(2)]
-    async with workers[0], workers[1]:
-        running = [asyncio.create_task(worker.run(handler)) for worker in workers]
-        for failures in (1, 2):
-            await handler.next()
-            await until_true(rig, HAS_FAILED, poison.message_id, failures)
-            clock.now_ns += SECOND
-        await handler.next()
-        await until_true(rig, IS_DEAD, poison.message_id)
-        for worker in workers:
-            worker.stop()
-        await asyncio.gather(*running)
-    assert handler.calls.empty()
-    assert sum(worker.stats().failures for worker in workers) == 3
-    assert sum(worker.stats().dead for worker in workers) == 1
-
-
-@pytest.mark.guarantee("G20")
 @pytest.mark.parametrize("batch_max", [1, 100])
 async def test_message_whose_lock_is_never_free_parks_its_own_key_only(
     rig: Rig, batch_max: int

@@ -44,40 +44,6 @@ async def worker(rig: Rig, *, hangs: list[str], **settings: Any) -> AsyncIterato
         await process.communicate()
 
 
-async def lines(process: Process, *expected: str) -> None:
-    """Return once the process has reported all of this, in whatever order."""
-    missing = set(expected)
-    async with deadline():
-        while missing:
-            line = await stdout_of(process).readline()
-            assert line, f"the worker has ended, and not reported {missing}"
-            missing.discard(line.decode().strip())
-
-
-async def test_kill_with_gaps_in_what_is_finished_repeats_and_never_skips(rig: Rig) -> None:
-    notes = [f"note {number}" for number in range(12)]
-    messages = [rig.message(note) for note in notes]
-    await rig.send(*messages[:8])
-    hanging = ["note 2", "note 5"]
-    async with worker(rig, hangs=hanging, at_once=6) as process:
-        finished = [note for note in notes[:8] if note not in hanging]
-        await lines(process, *(f"hangs {note}" for note in hanging))
-        async with deadline():
-            while await rig.effects() != dict.fromkeys(finished, 1):
-                pass  # each question is a round trip
-        await rig.until_committed(2)
-        process.kill()
-        await process.wait()
-    # 3, 4, 6 and 7 are finished, 2 and 5 are not: nothing from 2 on is committed.
-    assert await rig.committed() == 2
-    assert await rig.effects() == dict.fromkeys(finished, 1)
-    await rig.send(*messages[8:])
-    async with worker(rig, hangs=[], at_once=6) as process:
-        await lines(process, *(f"applies {note}" for note in [*hanging, *notes[8:]]))
-        await rig.until_committed(12)
-    assert await rig.effects() == dict.fromkeys(notes, 1)
-
-
 @pytest.mark.nightly
 @pytest.mark.guarantee("G6")
 async def test_kills_at_any_time_leave_each_message_applied_once(rig: Rig) -> None:

@@ -1,8 +1,5 @@
 """Mode 2: stored in the business transaction, sent only after the commit, at once."""
 
-import asyncio
-import json
-import sys
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -10,11 +7,10 @@ import pytest
 
 import outbox
 from chain_kernel.errors import SettingError
-from local_stack import KafkaServer, PostgresServer
+from local_stack import PostgresServer
 from local_stack.postgres import SUPERUSER
 from outbox import Message, MessageError, Status, draw_message_ids
 from outbox.records import read_headers
-from outbox.roles import OUTBOX_WRITER
 
 from ..conftest import Sender
 
@@ -87,75 +83,6 @@ async def test_many_single_adds_keep_a_short_list_of_what_is_stored(sender: Send
         await relay.settle()
     assert shown.split() == ["1-49", "52-118"]
     assert sorted(await sender.sent(clearing)) == sorted(kept)
-
-
-CRASH = """
-import asyncio, json, os, sys
-import asyncpg
-from outbox import Relay, RelayConfig
-
-async def main():
-    given = json.loads(sys.argv[1])
-    business = await asyncpg.connect(given["business"])
-    async with Relay(RelayConfig(**given["relay"])) as relay:
-        async with relay.transaction(business) as transaction:
-            await transaction.add("clearing", b"before")
-            await business.execute("INSERT INTO trade VALUES (1)")
-            if given["when"] == "before the commit":
-                os.kill(os.getpid(), 9)
-        # No await since the commit: nothing can have been sent.
-        os.kill(os.getpid(), 9)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("when", ["before the commit", "after the commit"])
-async def test_crash_before_the_commit_leaves_no_message_and_after_it_the_message_arrives(
-    sender: Sender, when: str
-) -> None:
-    clearing = await sender.set_up()
-    config = sender.config()
-    given = {
-        "when": when,
-        "business": sender.dsns[OUTBOX_WRITER],
-        "relay": {"database": config.database, "kafka": config.kafka, "name": config.name},
-    }
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", CRASH, json.dumps(given))
-    assert await process.wait() == -9
-    trades = await sender.admin.fetchval("SELECT count(*) FROM trade")
-    async with sender.relay() as relay:
-        await sender.let_time_pass()
-        await relay.sweep()
-        await relay.settle()
-        if when == "before the commit":
-            assert (trades, await sender.statuses()) == (0, {})
-            assert await sender.sent(clearing) == []
-        else:
-            (message_id,) = await sender.statuses()
-            assert trades == 1
-            await sender.until_status(message_id, Status.CONFIRMED)
-            assert await sender.sent(clearing) == [message_id]
-            assert relay.stats().swept == 1
-
-
-@pytest.mark.nightly
-async def test_broker_away_is_no_affair_of_the_business(
-    sender_to_break: Sender, kafka_to_break: KafkaServer
-) -> None:
-    sender = sender_to_break
-    clearing = await sender.set_up()
-    business = await sender.connect()
-    async with sender.relay() as relay:
-        await asyncio.to_thread(kafka_to_break.kill)
-        async with relay.transaction(business) as transaction:
-            message_id = await transaction.add("clearing", b"first")
-        async with relay.transaction(business) as transaction:
-            await transaction.add("clearing", b"second")
-        assert await sender.statuses() == dict.fromkeys(await sender.statuses(), Status.INIT)
-        await asyncio.to_thread(kafka_to_break.start)
-        await sender.until_status(message_id, Status.CONFIRMED)
-    assert len(set(await sender.sent(clearing))) == 2
 
 
 async def test_many_messages_of_one_transaction_keep_their_keys_together(sender: Sender) -> None:

@@ -19,7 +19,7 @@ from tests.builders.topics import make_topics
 from tests.deadlines import deadline
 from tests.faults.proxy import Proxy, is_produce, kafka_requests
 
-from ..conftest import CONSUMER, Sender
+from ..conftest import Sender
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
@@ -70,29 +70,6 @@ async def test_acknowledgement_lost_after_the_broker_stored_it_leads_to_a_duplic
             await relay.settle()
         (row,) = await sender.pending()
         assert row["send_count"] == 1
-    assert await sender.sent(clearing) == [message_id] * 2
-
-
-async def test_relay_killed_before_it_wrote_the_acknowledgement_sends_again(
-    sender: Sender,
-) -> None:
-    clearing = await sender.set_up()
-    # Sent and acknowledged, and lost with the process: it would write only after an hour.
-    async with sender.relay(ack_linger_seconds=10.0) as relay:
-        (message_id,) = await sender.store(1)
-        async with deadline():
-            while not relay.stats().sent:  # noqa: ASYNC110 - a counter, not an event
-                await asyncio.sleep(0.02)
-        relay._acks.overtaken([(message_id, CONSUMER)])  # the only memory of it
-    assert (await sender.statuses())[message_id] is Status.INIT
-    async with sender.relay() as relay:
-        assert await relay.sweep() == 0  # claimed, and not due yet
-        await sender.let_time_pass()
-        await relay.sweep()
-        await sender.until_status(message_id, Status.CONFIRMED)
-        assert relay.stats().resent == 1
-    (row,) = await sender.pending()
-    assert row["send_count"] == 1  # the outcome of the first was not written: no try, but a claim
     assert await sender.sent(clearing) == [message_id] * 2
 
 

@@ -41,25 +41,6 @@ async def test_confirm_moves_a_delivery_to_consumed_once_and_for_good(sender: Se
     assert sorted(await sender.sent(clearing)) == ids
 
 
-async def test_confirm_lost_leads_to_a_resend_that_is_confirmed_again(sender: Sender) -> None:
-    clearing = await sender.set_up()
-    async with sender.relay() as relay:
-        (message_id,) = await sender.store()
-        await sender.until_status(message_id, Status.CONFIRMED)
-        await relay.settle()
-        # The consumer has applied it; its confirm never came.
-        await sender.let_time_pass()
-        await relay.sweep()
-        await relay.settle()
-        assert await sender.sent(clearing) == [message_id] * 2
-        await sender.confirm(clearing, message_id)  # of the duplicate, which it only confirms
-        await sender.until_status(message_id, Status.CONSUMED)
-        await sender.let_time_pass()
-        assert await relay.sweep() == 0
-    (row,) = await sender.done()
-    assert row["send_count"] == 2
-
-
 async def test_confirm_after_abnormal_is_taken(sender: Sender) -> None:
     clearing = await sender.set_up(tries_max=1)
     async with sender.relay() as relay:
@@ -127,27 +108,6 @@ async def test_confirm_for_an_unknown_id_and_records_of_garbage_are_counted_and_
         assert relay.stats().bad_confirms == {"content": 2}
         await sender.until_counted(relay, consumed=1)
         assert relay.stats().consumed == 1
-
-
-async def test_each_consumer_confirms_for_itself(sender: Sender) -> None:
-    clearing = await sender.set_up(consumers=("ledger", "notes"))
-    async with sender.relay() as relay:
-        (message_id,) = await sender.store()
-        await sender.until_status(message_id, Status.CONFIRMED)
-        await relay.settle()
-        assert await sender.sent(clearing) == [message_id]  # one record for both
-        await sender.confirm(clearing, message_id, consumer="notes")
-        await sender.until_counted(relay, consumed=1)
-        (row,) = await sender.pending()
-        assert (row["consumer"], row["status"]) == ("ledger", Status.CONFIRMED)
-        await sender.let_time_pass()
-        await relay.sweep()  # for the one that has not confirmed
-        await relay.settle()
-        assert await sender.sent(clearing) == [message_id] * 2
-        await sender.confirm(clearing, message_id, consumer="ledger")
-        await sender.until_counted(relay, consumed=2)
-    done = {row["consumer"]: (row["status"], row["send_count"]) for row in await sender.done()}
-    assert done == {"ledger": (2, 2), "notes": (2, 1)}
 
 
 async def test_message_that_its_consumer_tries_again_itself_is_not_sent_meanwhile(

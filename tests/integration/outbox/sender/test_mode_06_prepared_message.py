@@ -35,6 +35,7 @@ from outbox.service.interface import MessageClient
 from outbox.service.message_api import MessageApi
 from outbox.statuses import Change
 from tests.integration.outbox.conftest import Sender
+from tests.opened import connected
 
 from ..hand_clock import HandClock
 
@@ -49,46 +50,26 @@ class Business:
     """The sender's business: a table, its decisions, and a check endpoint."""
 
     def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
+        self.dsn = dsn
         self.asked: list[UUID] = []
-        self.is_down = False
-
-    async def connect(self) -> asyncpg.Connection:
-        return await asyncpg.connect(self._dsn)
 
     @asynccontextmanager
     async def local_transaction(self, message_id: UUID) -> AsyncIterator[asyncpg.Connection]:
-        connection = await self.connect()
-        try:
-            async with connection.transaction():
-                await connection.execute("INSERT INTO paid VALUES ($1)", message_id)
-                await decide(connection, message_id)
-                yield connection
-        finally:
-            await connection.close()
+        async with connected(self.dsn) as connection, connection.transaction():
+            await connection.execute("INSERT INTO paid VALUES ($1)", message_id)
+            await decide(connection, message_id)
+            yield connection
 
     async def do(self, message_id: UUID) -> None:
         async with self.local_transaction(message_id):
             pass
 
-    async def paid(self) -> list[UUID]:
-        connection = await self.connect()
-        try:
-            return [row[0] for row in await connection.fetch("SELECT message_id FROM paid")]
-        finally:
-            await connection.close()
-
     async def check(self, sender: str, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
         """What its check endpoint does."""
         assert sender == ME
-        if self.is_down:
-            raise RetryError("the sender is down")
         self.asked += message_ids
-        connection = await self.connect()
-        try:
+        async with connected(self.dsn) as connection:
             return await check_decisions(connection, message_ids, WAIT_SECONDS)
-        finally:
-            await connection.close()
 
 
 class Desk:
@@ -132,6 +113,12 @@ async def business(sender: Sender) -> Business:
 
 
 @pytest.fixture
+async def connection(business: Business) -> AsyncIterator[asyncpg.Connection]:
+    async with connected(business.dsn) as made:
+        yield made
+
+
+@pytest.fixture
 async def desk(sender: Sender, business: Business) -> AsyncIterator[Desk]:
     made = Desk(sender, business)
     yield made
@@ -150,42 +137,6 @@ async def test_prepare_fails_and_the_business_does_not_run() -> None:
         async with client.prepared([Message(draw_message_ids(1)[0], "clearing", b"x")]):
             ran.append("business")
     assert ran == []
-
-
-async def test_prepared_with_its_answer_lost_is_cancelled_and_never_sent(
-    sender: Sender, desk: Desk, business: Business
-) -> None:
-    destination = await sender.set_up()
-    # The sender saw no answer, so its business has not run; it does not know that it is stored.
-    message_id = await desk.prepare()
-    assert await desk.check_after(29) == 0
-    assert await desk.check_after(1) == 1
-    assert await desk.status(message_id) is Status.CANCELLED
-    # A sender that would run it now is refused: the check has written the decision.
-    with pytest.raises(DecisionRefused) as caught:
-        await business.do(message_id)
-    assert caught.value.found == "not done"
-    assert await business.paid() == []
-    async with sender.relay() as relay:
-        await relay.sweep()
-        await relay.settle()
-    assert await sender.sent(destination) == []
-
-
-async def test_decision_lost_is_found_by_the_check_and_the_message_is_sent(
-    sender: Sender, desk: Desk, business: Business
-) -> None:
-    destination = await sender.set_up()
-    message_id = await desk.prepare()
-    await business.do(message_id)  # and the commit never reaches the service
-    async with sender.relay() as relay:
-        await relay.sweep()
-        assert relay.stats().sent == 0, "a prepared message is never sent"
-        assert await desk.check_after(30) == 1
-        await sender.until_status(message_id, Status.CONFIRMED)
-    assert await sender.sent(destination) == [message_id]
-    row = await desk.row(message_id)
-    assert (row["is_decided"], row["send_count"]) == (True, 1)
 
 
 async def test_check_that_is_cancelled_from_inside_is_no_answer_and_no_stop(
@@ -236,25 +187,6 @@ async def test_decision_stored_late_ends_the_abnormal_message(
     assert (shown.decided, shown.repeated) == (0, 1), "the same decision again is no error"
 
 
-async def test_sender_dead_for_an_hour_finds_its_message_as_it_left_it(
-    sender: Sender, desk: Desk, business: Business
-) -> None:
-    await sender.set_up()
-    done, undone = await desk.prepare(), await desk.prepare()
-    await business.do(done)
-    business.is_down = True
-    checks = [await desk.check_after(30) for _ in range(120)]
-    assert checks == [2] * 120
-    for message_id in (done, undone):
-        row = await desk.row(message_id)
-        assert (row["status"], row["check_count"]) == (Status.PREPARED, 0), "only answers count"
-        assert "down" in row["last_error"]
-    business.is_down = False
-    assert await desk.check_after(30) == 2
-    assert await desk.status(done) is Status.INIT
-    assert await desk.status(undone) is Status.CANCELLED
-
-
 @pytest.mark.parametrize("change", [Change.COMMITTED, Change.ROLLED_BACK])
 async def test_check_is_not_asked_once_the_decision_has_arrived(
     sender: Sender, desk: Desk, business: Business, change: Change
@@ -298,133 +230,65 @@ async def test_answer_that_comes_after_the_decision_changes_nothing(
 # ------------------------------------------------------------------------------------- the fence
 
 
-async def test_not_done_refuses_a_transaction_that_is_still_running(
-    sender: Sender, desk: Desk, business: Business
-) -> None:
-    await sender.set_up()
-    message_id = await desk.prepare()
-    connection = await business.connect()
-    try:
-        transaction = connection.transaction()
-        await transaction.start()
-        await connection.execute("INSERT INTO paid VALUES ($1)", message_id)
-        assert await desk.check_after(30) == 1  # it runs, but has not decided
-        with pytest.raises(DecisionRefused):
-            await decide(connection, message_id)
-        with pytest.raises(asyncpg.InFailedSQLTransactionError):
-            await connection.execute("SELECT 1")
-        await transaction.rollback()
-    finally:
-        await connection.close()
-    assert await desk.status(message_id) is Status.CANCELLED
-    assert await business.paid() == []
-
-
-@pytest.mark.parametrize("isolation", ["repeatable_read", "serializable"])
-async def test_fence_holds_in_a_transaction_that_cannot_see_it(
-    business: Business, isolation: str
+@pytest.mark.parametrize("isolation", ["read_committed", "repeatable_read", "serializable"])
+async def test_fence_holds_in_a_transaction_that_runs_whether_it_sees_it_or_not(
+    business: Business, connection: asyncpg.Connection, isolation: str
 ) -> None:
     (message_id,) = draw_message_ids(1)
-    connection, other = await business.connect(), await business.connect()
-    try:
-        transaction = connection.transaction(isolation=isolation)
-        await transaction.start()
-        await connection.fetchval("SELECT count(*) FROM paid")  # takes its snapshot
+    transaction = connection.transaction(isolation=isolation)
+    await transaction.start()
+    await connection.fetchval("SELECT count(*) FROM paid")  # takes its snapshot
+    async with connected(business.dsn) as other:
         assert await check_decision(other, message_id) is Answer.NOT_DONE
         with pytest.raises((DecisionRefused, asyncpg.SerializationError)):
             await decide(connection, message_id)
         await transaction.rollback()
         assert await check_decision(other, message_id) is Answer.NOT_DONE
-    finally:
-        await connection.close()
-        await other.close()
 
 
 @pytest.mark.parametrize("commits", [True, False])
 async def test_running_transaction_that_has_decided_is_unknown_until_it_ends(
-    sender: Sender, desk: Desk, business: Business, commits: bool
+    sender: Sender, desk: Desk, connection: asyncpg.Connection, commits: bool
 ) -> None:
     await sender.set_up()
     message_id = await desk.prepare()
-    connection = await business.connect()
-    try:
-        transaction = connection.transaction()
-        await transaction.start()
-        await decide(connection, message_id)
-        assert await desk.check_after(30) == 1
-        row = await desk.row(message_id)
-        assert (row["status"], row["check_count"]) == (Status.PREPARED, 1)
-        await (transaction.commit() if commits else transaction.rollback())
-    finally:
-        await connection.close()
+    transaction = connection.transaction()
+    await transaction.start()
+    await decide(connection, message_id)
+    assert await desk.check_after(30) == 1
+    row = await desk.row(message_id)
+    assert (row["status"], row["check_count"]) == (Status.PREPARED, 1)
+    await (transaction.commit() if commits else transaction.rollback())
     assert await desk.check_after(30) == 1
     assert await desk.status(message_id) is (Status.INIT if commits else Status.CANCELLED)
 
 
-async def test_local_transaction_and_check_at_once_never_disagree(business: Business) -> None:
-    ids = draw_message_ids(100)
-
-    async def run(message_id: UUID) -> bool:
-        try:
-            await business.do(message_id)
-        except DecisionRefused:
-            return False
-        return True
-
-    async def both(message_id: UUID) -> tuple[bool, Answer]:
-        connection = await business.connect()
-        try:
-            ran, answer = await asyncio.gather(
-                run(message_id), check_decision(connection, message_id)
-            )
-            return ran, answer
-        finally:
-            await connection.close()
-
-    slots = asyncio.Semaphore(8)
-
-    async def one(message_id: UUID) -> tuple[bool, Answer]:
-        async with slots:
-            return await both(message_id)
-
-    outcomes = await asyncio.gather(*(one(message_id) for message_id in ids))
-    assert set(outcomes) <= {(True, Answer.DONE), (False, Answer.NOT_DONE)}
-    paid = set(await business.paid())
-    assert paid == {each for each, (ran, _) in zip(ids, outcomes, strict=True) if ran}
-
-
-async def test_forgotten_decision_is_unknown_and_never_not_done(business: Business) -> None:
-    connection = await business.connect()
+async def test_forgotten_decision_is_unknown_and_never_not_done(
+    business: Business, connection: asyncpg.Connection
+) -> None:
     old_ns, new_ns = (time.time_ns() - days * 86_400 * 10**9 for days in (3, 0))
     (old,), (new,) = (MessageIds(partial(int, at)).draw(1) for at in (old_ns, new_ns))
-    try:
-        async with connection.transaction():
-            await decide(connection, old)
-        before = datetime.now(UTC) - timedelta(days=2)
-        assert await forget_decisions(connection, before) == 1
-        assert await check_decision(connection, old) is Answer.UNKNOWN
-        with pytest.raises(DecisionRefused, match="forgotten"):
-            await business.do(old)
-        assert await check_decision(connection, new) is Answer.NOT_DONE
-        with pytest.raises(asyncpg.InvalidParameterValueError):
-            await forget_decisions(connection, datetime.now(UTC))
-    finally:
-        await connection.close()
+    async with connection.transaction():
+        await decide(connection, old)
+    before = datetime.now(UTC) - timedelta(days=2)
+    assert await forget_decisions(connection, before) == 1
+    assert await check_decision(connection, old) is Answer.UNKNOWN
+    with pytest.raises(DecisionRefused, match="forgotten"):
+        await business.do(old)
+    assert await check_decision(connection, new) is Answer.NOT_DONE
+    with pytest.raises(asyncpg.InvalidParameterValueError):
+        await forget_decisions(connection, datetime.now(UTC))
 
 
 async def test_decision_outside_of_a_transaction_and_check_inside_of_one_are_refused(
-    business: Business,
+    connection: asyncpg.Connection,
 ) -> None:
-    connection = await business.connect()
     (message_id,) = draw_message_ids(1)
-    try:
-        with pytest.raises(SettingError, match="outside of a transaction"):
-            await decide(connection, message_id)
-        async with connection.transaction():
-            with pytest.raises(SettingError, match="in a transaction"):
-                await check_decision(connection, message_id)
-    finally:
-        await connection.close()
+    with pytest.raises(SettingError, match="outside of a transaction"):
+        await decide(connection, message_id)
+    async with connection.transaction():
+        with pytest.raises(SettingError, match="in a transaction"):
+            await check_decision(connection, message_id)
 
 
 # ------------------------------------------------------------------------------ deciding, asking
