@@ -96,16 +96,15 @@ class BatchMarks:
 
         Raises RowsMissing where a row is in no batch.
         """
-        while not (self._ahead and self._ahead[-1].last_id >= at_id):
-            known_id = self._ahead[-1].last_id if self._ahead else self._batch.last_id
-            if known_id >= at_id:
-                return
+        known_id = self._ahead[-1].last_id if self._ahead else self._batch.last_id
+        while known_id < at_id:
             rows = await self._connection.fetch(
                 _SQL["batches_after"], self._chain_id, known_id, self._limit
             )
             if not rows:
                 raise RowsMissing(self._chain_id, known_id, at_id)
             self._ahead.extend(map(StoredBatch._make, rows))
+            known_id = self._ahead[-1].last_id
             self._limit = min(BATCHES_MAX, self._limit * _GROWTH)
 
     def end_at_or_before(self, at_id: int) -> int:

@@ -29,14 +29,14 @@ from outbox.testing.servers.sql import NEVER, OutboxDatabase
 from tests.judge.statuses import Statuses
 
 DAY = 86_400.0
-CALLS = 400
+CALLS = 800
 """Each seed draws so many."""
 
 DESTINATIONS = [
     Destination(name="a", topic="a", consumers=("x", "y"), tries_max=2, resend_seconds=DAY,
                 resend_seconds_max=DAY),
-    Destination(name="b", topic="b", confirm="none", tries_max=1, resend_seconds=DAY,
-                resend_seconds_max=DAY),
+    *(Destination(name=name, topic=name, confirm="none", tries_max=tries, resend_seconds=DAY,
+                  resend_seconds_max=DAY) for name, tries in (("b", 9), ("c", 1))),
 ]  # fmt: skip
 FILES = {
     name: load_sql("outbox", f"sql/{name}.sql")
@@ -100,7 +100,7 @@ class Draw:
         why, seconds = self.each(ids, "reason", "other"), self.each(ids, -DAY, DAY)
         numbers, act = self.each(ids, 0, 1), self.random.choice(("retry", "abandon", "resend"))
         return self.random.choice((
-            lambda: (sql["due"], (LONG_AGO, 50, [0, 1], ["a"], self.each([1], 0, 50), 50)),
+            lambda: (sql["due"], (self.due(), 50, [0, 1], ["a"], self.each([1], 0, 50), 50)),
             lambda: (sql["claim"], (ids, who, seconds, tokens[0])),
             lambda: (sql["wait"], (ids, who, seconds)),
             lambda: (sql["give_up"], (ids, who, why, [0, 1])),
@@ -124,7 +124,7 @@ class Draw:
         claim, counts = self.random.choice((None, token)), self.each(ids, 1, 2)
         return self.random.choice((
             *((sql["claim_checks"], (until, token, self.due(), 50, others, LONG_AGO))
-              for until, others in ((LATER, []), (LATER, [""]), (datetime.now(UTC), ["s"]))),
+              for until, others in ((LATER, []), (LATER, [""]), (LONG_AGO, ["s"]))),
             (sql["ask_again"], (ids, counts, [self.due() for _ in ids], ["e"] * len(ids), token)),
             (sql["checks_used_up"], (ids, counts, token, [4])),
             (sql["committed"], (ids, [3, 4], claim)),

@@ -53,7 +53,8 @@ TARGETS = {
         tests/contract/test_checkpoint_store.py
         tests/integration/matcher_receiver/stores/test_postgres.py
         tests/integration/matcher_receiver/stores/test_postgres_head_reports.py""",
-    "outbox/sql/store.sql": _STATEMENTS,
+    "outbox/sql/store.sql": f"""
+        {_STATEMENTS} tests/integration/outbox/sender/test_destinations.py""",
     "outbox/sql/prepared.sql": _STATEMENTS,
     "outbox/sql/checked_sender.sql": _STATEMENTS,
     "outbox/sql/inbox_queries.sql": _STATEMENTS,
@@ -148,7 +149,7 @@ def survivors(drawn: list[Mutant], jobs: int) -> Iterator[Mutant]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="a part of a path")
+    parser.add_argument("--only", default="", help="a part of a path, or of what is printed")
     parser.add_argument("--at-most", type=int, default=25, help="of one file, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -156,10 +157,9 @@ def main() -> int:
     reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))
     drawn: list[Mutant] = []
     for path in TARGETS:
-        if given.only in path:
-            found = mutants_of(path)
-            few = min(len(found), given.at_most)
-            drawn += sorted(Random(given.seed).sample(found, few), key=lambda each: each.number)
+        found = [mutant for mutant in mutants_of(path) if given.only in mutant.name]
+        few = min(len(found), given.at_most)
+        drawn += sorted(Random(given.seed).sample(found, few), key=lambda each: each.number)
     for name in _SLOW_IMPORTS:
         import_module(name)
     os.chdir(ROOT)

@@ -7,8 +7,9 @@ import pytest
 
 from chain_kernel.clients.shared_session import SharedSession
 from chain_kernel.errors import RowsMissing
+from chain_kernel.model import Event
 from chain_kernel.seal import PageImage, event_pages
-from gapfill.batch_proof import BATCHES_MAX, BatchMarks, StoredBatch
+from gapfill.batch_proof import BATCHES_MAX, BatchMarks, CutPage, StoredBatch
 from tests.builders.chains import Chain, make_chain
 
 
@@ -80,3 +81,7 @@ async def test_row_that_stands_in_no_batch_is_missing() -> None:
     marks = marks_of(chain, BatchRows(chain))
     with pytest.raises(RowsMissing):
         await marks.cover(chain.ids[-1] + 5)
+
+
+def test_cut_page_counts_the_bytes_of_its_keys_and_payloads() -> None:
+    assert CutPage([Event(1, 0, "key", 5, b"payload"), Event(2, 1, "k", 5, b"")]).size == 11

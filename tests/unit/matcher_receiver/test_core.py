@@ -221,6 +221,7 @@ def test_seal_alone_wrong_is_replaced_by_the_databases(chain: Chain) -> None:
     deliver_with_seal(core, chain, 1, OTHER_SEAL)
     assert decide(core, first_slices(chain, 2)[0]) is CHECK_SEAL
     assert core.judge_standing(standing_of(chain, core.head.id), "frame") is COMPARE
+    assert core.compared_from == chain.mark(chain.batches[0].last_id), "the rows of all slices"
     run = run_of(chain, core.compared_from.id, core.head.id)
     assert core.compare(run.events, run.end) is IN_STEP
     assert core.head == chain.mark(core.head.id)
@@ -284,6 +285,8 @@ def test_proof_of_a_place_passed_since_is_what_runs_end_with(chain: Chain) -> No
     header, events = chain.headers(chain.batches[2], 6)[0]
     core.deliver(*framed(header, events))
     assert core.accept_proof(asked, standing_of(chain, asked.id))
+    earlier = chain.mark(chain.batches[0].last_id)
+    assert core.accept_proof(earlier, standing_of(chain, earlier.id)), "whose answer came late"
     assert core.compared_from == chain.mark(asked.id)
     header, events = chain.headers(chain.add(2), 6)[0]
     run = core.deliver(*framed(header, events))

@@ -40,6 +40,17 @@ async def test_two_changes_at_once_are_both_made(sender: Sender) -> None:
     )
 
 
+async def test_destination_is_changed_and_removed_alone(sender: Sender) -> None:
+    operator, business = await sender.connect(OUTBOX_OPERATOR), await sender.connect()
+    await change_destination(operator, "a", topic="t", tries_max=7)
+    await change_destination(operator, "b", topic="u")
+    async with business.transaction():
+        await add(business, "a", b"1")
+    assert (await change_destination(operator, "b", tries_max=5)).topic == "u"
+    await remove_destination(operator, "b")
+    assert (await change_destination(operator, "a")).tries_max == 7
+
+
 async def test_destination_of_a_message_that_is_being_added_is_not_removed(sender: Sender) -> None:
     operator, business = await sender.connect(OUTBOX_OPERATOR), await sender.connect()
     await change_destination(operator, "d", topic="t")

@@ -26,7 +26,7 @@ PAGE = KeyPage(after_id=0, until_id=3, spans=bytes(16), hashes=bytes(24))
 WALL_NS = 1_700_000_000_000_000_000
 COUNTED = ("chain_batch", "chain_intake", "chain_skip", "chain_key_page", "chain_client")
 STORED = f"""
-SELECT last_id, published_id, head.epoch, counter, released, lease.epoch,
+SELECT last_id, published_id, head.epoch, backend_pid, counter, released, lease.epoch,
        {", ".join(f"(SELECT count(*) FROM {table} WHERE chain_id = $1)" for table in COUNTED)}
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id) WHERE chain_id = $1
 """  # noqa: S608 - names of tables
