@@ -197,6 +197,8 @@ async def test_side_session_of_a_term_that_the_server_does_not_have_is_refused(
 ) -> None:
     strange = {"epoch": led.term.epoch + 1} if other == "epoch" else {"nonce": bytes(16)}
     keys = PostgresKeyStore(led.chain.config)
-    with pytest.raises(RetryError, match="not the server of the term"):
-        await keys.outline(replace(led.term, **strange))
-    await keys.close()
+    try:
+        with pytest.raises(RetryError, match="not the server of the term"):
+            await keys.outline(replace(led.term, **strange))
+    finally:
+        await keys.close()
