@@ -4,10 +4,12 @@ A head with another nonce under the same epoch is that of another life of the ch
 that were promoted count alike. No test may pass by an error of a connection.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import asyncpg
 import pytest
 from msgspec.structs import replace
 
@@ -21,6 +23,9 @@ from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.created_chain import Chain, create_chain
 from tests.commits import commit
+from tests.deadlines import deadline
+from tests.lock_waits import WAITING
+from tests.stored_pages import LET_TAMPER
 
 PAGE = KeyPage(after_id=0, until_id=3, spans=bytes(16), hashes=bytes(24))
 WALL_NS = 1_700_000_000_000_000_000
@@ -89,6 +94,13 @@ async def lead(database: str, role_dsn: Callable[[str], str]) -> AsyncIterator[L
 
     async with closing:
         yield make
+
+
+@pytest.fixture
+async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
 
 
 @pytest.fixture
@@ -187,6 +199,24 @@ async def test_beat_of_a_term_that_is_not_here_renews_no_lease(
     before = await led.stored()
     with pytest.raises(refused):
         await led.lease.renew(led.term, 0)
+    assert await led.stored() == before
+
+
+@pytest.mark.guarantee("G7")
+async def test_release_that_waits_for_a_take_over_releases_nothing(
+    led: Led, admin: asyncpg.Connection
+) -> None:
+    async with admin.transaction():
+        await admin.execute(LET_TAMPER)
+        await admin.execute("UPDATE chain_head SET epoch = epoch + 1")
+        await admin.execute("UPDATE chain_lease SET epoch = epoch + 1, counter = counter + 1")
+        releasing = asyncio.ensure_future(led.lease.release(led.term, 0))
+        async with deadline():
+            while not await admin.fetchval(WAITING):  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.01)
+    before = await led.stored()
+    with pytest.raises(Fenced):
+        await releasing
     assert await led.stored() == before
 
 
