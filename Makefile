@@ -85,7 +85,7 @@ hashes: setup ## the files of versions with hashes, after a change of constraint
 	@$(BIN)/uv $(COMPILE) $(addprefix --extra ,cli local sign web) -o deploy/requirements.txt
 
 marks: setup ## what the house is held against: files, circles, single-use modules (MARKS_ARGS=--list names them)
-	@$(BIN)/python tools/marks.py $(MARKS_ARGS)
+	@$(BIN)/python -m tools.marks $(MARKS_ARGS)
 
 walk: setup ## follow one order through the code, over the local stack, and write it into docs
 	@$(BIN)/python tools/walk.py --write

@@ -34,7 +34,7 @@ REPEATS_MAX: Final = 1_000
     "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
     help="Where results go.  [default: benchmarks/results, with --quick its folder quick]",
 )  # fmt: skip
-@click.option("--report", is_flag=True, help="Only make table and figures again.")
+@click.option("--only-report", "report", is_flag=True, help="Only make table and figures again.")
 @click.option(
     "--list",
     "is_list",

@@ -1,7 +1,7 @@
 """Table and figures from the saved lines.
 
-`python -m benchmarks --report [--output FOLDER]` makes them. `python -m benchmarks.report` puts
-rates and latencies of the last run into README.md, between two marks.
+`python -m benchmarks --only-report [--output FOLDER]` makes them. `python -m benchmarks.report`
+puts rates and latencies of the last run into README.md, between two marks.
 """
 
 from __future__ import annotations

@@ -521,7 +521,7 @@ class StillHalted(HaltError):
         super().__init__(
             f"chain {chain_id}: receiver {receiver!r} halted at {at_id} on "
             f"{halted_at:%Y-%m-%d %H:%M:%S} UTC: {detail} (when that is understood: chainctl "
-            f"unhalt --chain {chain_id} --name {receiver} --reason ...)"
+            f"unhalt {receiver} --chain {chain_id} --reason ...)"
         )
         self.chain_id = chain_id
         self.receiver = receiver

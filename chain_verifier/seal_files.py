@@ -114,7 +114,7 @@ def store(folder: Path, seal: SealFile) -> Path:
     except OSError as error:
         if error.errno in _NO_FOLDER:
             expected = f"a folder to write to ({error.strerror})"
-            raise SettingError("--to", folder, expected) from error
+            raise SettingError("--store", folder, expected) from error
         raise RetryError(f"{folder}: {error.strerror}") from error
     finally:
         with suppress(OSError):

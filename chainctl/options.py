@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from chain_kernel.config import checked_text
 from chain_kernel.errors import SettingError
@@ -45,18 +46,20 @@ EXAMPLES: Final = {
     "chain create": "2 --topic orders.eu --partition-ids 90596966400000",
     "chain list": "--json | jq .",
     "chain verify-mark list": "--chain 1",
-    "chain verify-mark revoke": '--chain 1 --from 5000 --reason "backup restored"',
+    "chain verify-mark revoke": '--chain 1 --mark 5000 --reason "backup restored"',
     "topic create": "orders --partitions 4 --replicas 3 --set min.insync.replicas=2",
     "sequence": "--chain 1 --intake-topic orders --standby --http 9100",
     "receive": "--chain 1 --output journal.jsonl --name audit --follow",
     "fill": "--chain 1 --after 5000 --until 6000 --decode msgpack | jq .payload",
-    "seal export": "--to /mnt/vault/seals --sign /etc/orderchain/seal.key --every 1h",
+    "seal export": "--store /mnt/vault/seals --sign /etc/orderchain/seal.key --every 1h",
     "seal key": "/etc/orderchain/seal.key",
     "seal show": "/mnt/vault/seals/*.json",
     "verify": "--chain 1 --source database --source journal:journal.jsonl",
+    "verify table": "trades --id-column seq --key-column account",
+    "verify replay": "my_books:BOOKS --chain 1 --states database:book_state",
     "archive": "--chain 1 --archive /srv/archive",
     "retention": '--chain 1 --archive /srv/archive --until 5000 --drop --reason "disk"',
-    "repair": '--chain 1 --from topic --reason "page was overwritten" --dry-run',
+    "repair": '--chain 1 --source topic --reason "page was overwritten" --dry-run',
     "status": "--chain 1",
     "leader": "--chain 1 --check",
     "step-down": '--chain 1 --reason "new release" --wait 30s',
@@ -67,10 +70,10 @@ EXAMPLES: Final = {
     "receivers reset": 'matcher --chain 1 --reason "new book" --dry-run',
     "lag": "--chain 1 --max-seconds 30s --max-rows 100000",
     "gaps": "--chain 1 --open --since 1h",
-    "unhalt": '--chain 1 --name matcher --reason "verified, case 4711"',
+    "unhalt": 'matcher --chain 1 --reason "verified, case 4711"',
     "tail": "--chain 1 --limit 5",
     "show": "4711 --chain 1",
-    "rejects": "--chain 1 --source topic:orders:0 --since 1h",
+    "rejects": "--chain 1 --intake topic:orders:0 --since 1h",
     "acts": "--chain 1 --since 7d",
     "sizes": "--over 1d --max-bytes 500GB",
     "console": "--host 0.0.0.0 --token-file /etc/orderchain/console-token",
@@ -164,6 +167,23 @@ class Group(click.Group):
             formatter.write_dl(
                 [(name, each.get_short_help_str(_SENTENCE_MAX)) for name, each in found if each]
             )
+
+
+class CommandGroup(Group, Command):
+    """A command that has others below it: `chainctl verify`, and `chainctl verify table`.
+
+    Options before the name of another one would be its own, and are refused.
+    """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command below that was named. Raises UsageError, also for an option."""
+        for parameter in self.params:
+            source = ctx.get_parameter_source(parameter.name or "")
+            if source is ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"{parameter.opts[0]} belongs after {args[0]}.", ctx)
+        return super().resolve_command(ctx, args)
 
 
 SECRETS: Final = "chainctl.secrets"
@@ -264,6 +284,12 @@ limit_option: Final = click.option(
 json_option: Final = click.option(
     "--json", "as_json", is_flag=True, help="Write JSON to stdout, for machines."
 )
+
+
+master_option: Final = click.option(
+    "--master", metavar="URL",
+    help="A Spark master, or sc://HOST:PORT for Spark Connect. [default: Spark in this process]",
+)  # fmt: skip
 
 
 reason_option: Final = click.option(

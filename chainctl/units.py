@@ -31,6 +31,10 @@ class Integer(click.IntRange):
             self.fail(f"{value!r} is not a valid integer.", param, ctx)
         return super().convert(int(str(value)), param, ctx)
 
+    def _describe_range(self) -> str:
+        """Nothing: in a help, bounds such as 2^63 - 1 say less than the refusal."""
+        return ""
+
 
 class Span(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
     """A time span with a unit, in seconds: above 0 unless `may_be_zero`, up to `maximum` seconds.

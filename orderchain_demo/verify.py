@@ -58,7 +58,7 @@ class Verified(Struct, frozen=True):
     report: dict[str, Any]
     wrong_books: list[dict[str, Any]] | None = None
     """Books of the matching service that are not what a replay of the chain gives, as `verify
-    --replay --json` names them; None without Spark."""
+    replay --json` names them; None without Spark."""
 
 
 def start_spark(rows: int) -> Program:

@@ -148,7 +148,7 @@ class TopicIntakeConfig(Config, frozen=True, kw_only=True):
     """Where to begin with a topic that was never read before. With another place than the beginning
     the records before it never become orders of this chain. A partition that is added later is read
     from its beginning."""
-    batch_rows: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
+    records_max: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
     """Records handed over at once, at most; the sequencer's own bound applies too."""
     fetch_bytes: Annotated[int, Meta(ge=2**16, le=2**28)] = 2**20
     """Bytes to read ahead per partition. A larger record is read anyway."""

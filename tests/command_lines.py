@@ -16,8 +16,9 @@ def commands_of(
     command: click.Command, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, click.Command]]:
     """Yield the words of each command of a group, and the command."""
-    if not isinstance(command, click.Group):
+    if not isinstance(command, click.Group) or command.invoke_without_command:
         yield " ".join(path), command
+    if not isinstance(command, click.Group):
         return
     context = click.Context(command)
     for name in command.list_commands(context):
@@ -37,6 +38,8 @@ def refusal_of(words: Sequence[str]) -> str | None:
     rest = list(words)
     try:
         while isinstance(command, click.Group) and rest and rest[0] not in ("-h", "--help"):
+            if command.invoke_without_command and rest[0].startswith("-"):
+                break
             name = rest.pop(0)
             command = command.get_command(context, name)
             if command is None:
@@ -44,7 +47,7 @@ def refusal_of(words: Sequence[str]) -> str | None:
             context = click.Context(command, parent=context, info_name=name)
         if rest in (["-h"], ["--help"], ["--version"]):
             return None
-        if isinstance(command, click.Group):
+        if isinstance(command, click.Group) and not command.invoke_without_command:
             return "a group of commands, without one of them"
         assert command is not None
         command.make_context(context.info_name, rest, parent=context.parent)

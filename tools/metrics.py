@@ -21,7 +21,6 @@ EXPORTED: Final = (
     ("sequencer.stats", "METRICS"),
     ("sequencer.intake.topic", "METRICS"),
     ("matcher_receiver.stats", "METRICS"),
-    ("chain_verifier.spark.follow", "METRICS"),
     ("chainctl.commands.verifier.seal", "METRICS"),
     ("outbox.sender.config", "METRICS"),
     ("outbox.acts", "METRICS"),

@@ -9,16 +9,15 @@ counts. A topic follower is a walk over a topic that grows: it checks each next 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from chain_kernel.errors import FrameError
 from chain_kernel.frame import decode_header, decode_linked_body, is_signed
-from chain_verifier.findings import Finding, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from chain_kernel.frame import FrameHeader
     from chain_kernel.model import Event
@@ -60,20 +59,10 @@ class FrameMark(Struct, frozen=True):
         return any(after < row_id <= until for after, until in self.seen)
 
 
-class WalkState(Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that a walk must remember to continue later."""
-
-    frames: int
-    first_pid: int | None
-    highest: int
-    epoch: int
-    seen: tuple[tuple[int, int], ...]
-
-
 class TopicWalk:
     """What the frames of a topic hold, taken one by one in the order of offsets."""
 
-    def __init__(self, state: WalkState | None = None) -> None:
+    def __init__(self) -> None:
         self.frames = 0
         self.first_pid: int | None = None
         """The pid of the first frame: where the topic begins."""
@@ -89,21 +78,6 @@ class TopicWalk:
         # Ranges (after, until] that were seen, disjoint, in order, not touching.
         self._afters: list[int] = []
         self._untils: list[int] = []
-        if state is not None:
-            self._go_on(state)
-
-    def state(self) -> WalkState:
-        """Return what another walk needs to continue from here, without marks and falls."""
-        seen = tuple(zip(self._afters, self._untils, strict=True))
-        return WalkState(self.frames, self.first_pid, self.highest, self._epoch, seen)
-
-    def _go_on(self, state: WalkState) -> None:
-        self.frames = state.frames
-        self.first_pid = state.first_pid
-        self.highest = state.highest
-        self._epoch = state.epoch
-        self._afters = [after for after, _ in state.seen]
-        self._untils = [until for _, until in state.seen]
 
     def add(self, frame: TopicRecord) -> None:
         """Take the next frame."""
@@ -223,60 +197,3 @@ def standing_of(row_id: int, mark: FrameMark | None, *, is_forged: bool) -> int:
     if mark.is_seen(row_id):
         return REPEATED
     return LATE if row_id < mark.highest_before else FIRST
-
-
-class TopicFollower:
-    """Follows one topic, with the state that the next process needs to continue."""
-
-    def __init__(self, source: str, state: WalkState | None, *, is_cut: bool) -> None:
-        """Begin, or continue from `state`. `is_cut`: retention has removed earlier records."""
-        self._source = source
-        self._walk = TopicWalk(state)
-        self._is_cut = is_cut
-
-    def state(self) -> WalkState:
-        """Return what to keep."""
-        return self._walk.state()
-
-    def take(self, frames: Sequence[TopicRecord], skips: Ranges) -> list[Finding]:
-        """Return what is wrong with these genuine frames and heartbeats, given in the order of
-        offsets.
-        """
-        return [finding for frame in frames for finding in self._take(frame, skips)]
-
-    def _take(self, frame: TopicRecord, skips: Ranges) -> Iterator[Finding]:
-        walk = self._walk
-        yield from self._gap(frame, skips)
-        if frame.is_heartbeat:
-            # What it reports as published was looked for now: a gap is not reported twice.
-            walk.highest = max(walk.highest, frame.last_id)
-            if walk.first_pid is None:
-                walk.first_pid = frame.last_id
-            return
-        before = walk.highest
-        walk.is_late, walk.falls = False, []
-        walk.add(frame)
-        walk.marks.clear()
-        if walk.is_late:
-            yield self._finding(
-                Kind.OUT_OF_ORDER,
-                id=frame.first_id,
-                until_id=frame.last_id,
-                after_id=before,
-                count=frame.count,
-            )
-        if frame.batch_epoch is not None and frame.epoch != frame.batch_epoch:
-            epochs = {"epoch": frame.epoch, "expected_epoch": frame.batch_epoch}
-            yield self._finding(Kind.WRONG_EPOCH, id=frame.first_id, **epochs)
-
-    def _gap(self, frame: TopicRecord, skips: Ranges) -> Iterator[Finding]:
-        walk = self._walk
-        after = walk.highest
-        if walk.first_pid is None and self._is_cut:
-            return
-        is_skipped = any(low <= after and frame.first_pid <= high for low, high in skips)
-        if frame.first_pid > after and not is_skipped:
-            yield self._finding(Kind.GAP, after_id=after, until_id=frame.first_pid)
-
-    def _finding(self, kind: Kind, **fields: Any) -> Finding:  # noqa: ANN401 - own type per field
-        return Finding(kind=kind, source=self._source, **fields)

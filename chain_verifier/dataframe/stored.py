@@ -49,15 +49,17 @@ def load_fold(name: str) -> Fold[Any]:
     """Return the fold `MODULE:NAME`; modules of the current folder count. Raises SettingError."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise SettingError("--replay", name, "a fold, as MODULE:NAME")
+        raise SettingError("MODULE:FOLD", name, "a fold, as MODULE:NAME")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(import_module(module), attribute, None)
     except ImportError as error:
-        raise SettingError("--replay", name, f"a module ({reason_of(error)})") from error
+        raise SettingError("MODULE:FOLD", name, f"a module ({reason_of(error)})") from error
     if not isinstance(found, Fold):
-        raise SettingError("--replay", name, "an orderchain.spark.Fold of this name in the module")
+        raise SettingError(
+            "MODULE:FOLD", name, "an orderchain.spark.Fold of this name in the module"
+        )
     return found
 
 
@@ -157,5 +159,5 @@ def _whole(heads: ChainHeads, chain_id: int) -> Extent:
             f"all rows of chain {chain_id}, and those up to {rows.after_id} were archived: "
             "orderchain.spark.replay takes both (docs/spark.md)"
         )
-        raise SettingError("--source", "database", expected)
+        raise SettingError("--chain", chain_id, expected)
     return rows

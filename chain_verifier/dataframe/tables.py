@@ -28,12 +28,6 @@ _FILES: Final = ("parquet", "orc", "json")
 _SHOWN_MAX: Final = 1_000
 """Findings that are reported; all are counted, and appended to a table."""
 
-_LINEAGE: Final = "https://openlineage.io/spec"
-_EVENT: Final = f"{_LINEAGE}/2-0-2/OpenLineage.json#/$defs/RunEvent"
-_FACETS: Final = {
-    "dataQualityMetrics": f"{_LINEAGE}/facets/1-0-2/DataQualityMetricsInputDatasetFacet.json",
-    "dataQualityAssertions": f"{_LINEAGE}/facets/1-0-1/DataQualityAssertionsDatasetFacet.json",
-}
 _NEEDS_PID: Final = frozenset(
     {Kind.FORK, Kind.SECOND_ROOT, Kind.ORPHAN, Kind.PID_NOT_BELOW_ID, Kind.DAMAGED_RANGE}
 )
@@ -122,7 +116,7 @@ def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
     except (PySparkException, Py4JError, OSError) as error:
         reason = str(error) if isinstance(error, OSError) else spark_reason(error)
         expected = f"a table that Spark finds ({reason})"
-        raise InputError("--source", check.source, expected) from error
+        raise InputError("NAME", check.source, expected) from error
     with as_broken(check.source):
         found = verify_frame(
             table, id=check.id, pid=check.pid, key=check.key, order=check.order
@@ -187,37 +181,3 @@ def _append(found: DataFrame, report: TableReport, table: str) -> None:
     except (PySparkException, Py4JError) as error:
         reason = spark_reason(error)
         raise RetryError(f"findings could not be appended to {table}: {reason}") from error
-
-
-def lineage_event(check: TableCheck, report: TableReport, producer: str) -> dict[str, Any]:
-    """Return the run as an event of OpenLineage, with its facets of data quality."""
-    stamp = {"_producer": producer}
-    ends = {"min": report.first_id, "max": report.last_id}
-    known = {name: value for name, value in ends.items() if value is not None}
-    column = {"nullCount": report.rows_without_id, **known}
-    assertions = [
-        {"assertion": kind.value, "success": kind.value not in report.counts, "column": check.id}
-        for kind in check.kinds
-    ]
-    facets: dict[str, dict[str, Any]] = {
-        "dataQualityMetrics": {"rowCount": report.rows, "columnMetrics": {check.id: column}},
-        "dataQualityAssertions": {"assertions": assertions},
-    }
-    return {
-        "eventType": "COMPLETE",
-        "eventTime": report.finished_at.isoformat(timespec="milliseconds"),
-        "producer": producer,
-        "schemaURL": _EVENT,
-        "run": {"runId": report.run_id},
-        "job": {"namespace": "orderchain", "name": f"verify {report.source}"},
-        "inputs": [
-            {
-                "namespace": "spark",
-                "name": check.name,
-                "inputFacets": {
-                    name: stamp | {"_schemaURL": _FACETS[name]} | facet
-                    for name, facet in facets.items()
-                },
-            }
-        ],
-    }

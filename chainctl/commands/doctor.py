@@ -396,7 +396,7 @@ def _late(chain: ChainLine) -> DoctorLine:
 
 
 def _halted(line: ReceiverLine) -> DoctorLine:
-    to_do = f"verify the chain, then chainctl unhalt --chain {line.chain}"
+    to_do = f"verify the chain, then chainctl unhalt {line.receiver} --chain {line.chain}"
     what = f"receiver {line.receiver} of chain {line.chain}"
     return _failed(what, f"has halted: {line.halted}", to_do)
 

@@ -221,7 +221,7 @@ def reset(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json:
 
 @click.command(cls=Command)
 @chain_option
-@click.option("--name", type=Name(), required=True, metavar="NAME", help="The receiver's name.")
+@click.argument("name", type=Name())
 @acts_by_hand
 @json_option
 @uses_settings("database", "connect_seconds")

@@ -54,7 +54,7 @@ def tail(settings: Settings, chain_id: int, after_id: int, limit: int, as_json: 
 
 @click.command(cls=Command)
 @chain_option
-@click.option("--source", type=Name(), metavar="NAME", help="Only those of this intake.")
+@click.option("--intake", "source", type=Name(), metavar="NAME", help="Only those of this intake.")
 @since_option
 @limit_option
 @json_option

@@ -122,7 +122,7 @@ def check(
 @schema.command()
 @part_option
 @click.option(
-    "--to", "target", type=Integer(), metavar="N", help="Version. Default: this program's."
+    "--target", "target", type=Integer(), metavar="N", help="Version. Default: this program's."
 )
 @click.option(
     "--finish",
@@ -160,7 +160,7 @@ async def _upgrade(
 ) -> list[UpgradeStep]:
     """Apply what leads to `target`, unless it is a `dry_run`; return it."""
     if target > part.version:
-        raise SettingError("--to", target, f"at most {part.version}: use a newer orderchain")
+        raise SettingError("--target", target, f"at most {part.version}: use a newer orderchain")
     async with connected_to(
         settings.database_dsn(), settings.connect_seconds, _APPLIER, STEP_SECONDS
     ) as connection:

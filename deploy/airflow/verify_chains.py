@@ -17,9 +17,8 @@ from airflow.sdk import DAG
 NEW = "chainctl verify --all-chains --source database --since-verified --actor airflow"
 EVERYTHING = "chainctl verify --all-chains --source database --seals"
 TABLE = (
-    "chainctl verify --source table:trades --id seq --key account "
-    "--master sc://spark:15002 "
-    "--findings-table trades_findings --lineage /var/lib/orderchain/trades-{{ds}}.json"
+    "chainctl verify table trades --id-column seq --key-column account "
+    "--master sc://spark:15002 --findings-table trades_findings"
 )
 
 with DAG(

@@ -64,7 +64,7 @@ _chosen: Final = options(
         help="Only those that were dead so long ago (2h, 1d).",
     ),
     click.option(
-        "--limit", type=Integer(1, LIMIT_MAX), default=LIMIT, show_default=True, metavar="N",
+        "--limit", type=Integer(1, LIMIT_MAX), default=LIMIT, show_default=True, metavar="COUNT",
         help="Show at most N, the newest.",
     ),
 )  # fmt: skip

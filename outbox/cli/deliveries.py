@@ -103,7 +103,7 @@ filtered: Final = options(
         "--older-than", type=Span(), metavar="SPAN", help="Only messages made so long ago (2h, 1d)."
     ),
     click.option(
-        "--limit", type=Integer(1, 1_000_000), default=100, show_default=True, metavar="N",
+        "--limit", type=Integer(1, 1_000_000), default=100, show_default=True, metavar="COUNT",
         help="Show at most so many deliveries.",
     ),
 )  # fmt: skip

@@ -75,7 +75,7 @@ def group() -> None:
 @click.option(
     "--partitions",
     type=Integer(1, 10_000),
-    metavar="N",
+    metavar="COUNT",
     help="With --create-topics: partitions of TOPIC.  [default: 1]",
 )
 @json_option

@@ -167,7 +167,9 @@ def token(as_json: bool) -> None:
     type=click.Path(path_type=Path),
     help="TOML file with the clients and their tokens' hashes.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Where to listen."
+)
 @click.option(
     "--port",
     type=Integer(0, 65_535),

@@ -404,7 +404,7 @@ class TopicIntake:
         """Hand over the next records as soon as few enough are in flight."""
         while len(self._in_flight) >= IN_FLIGHT:
             await self._settle_next()
-        at_most = min(self._config.batch_rows, self._sequencer.batch_rows_max)
+        at_most = min(self._config.records_max, self._sequencer.batch_rows_max)
         wait = _WAIT_SECONDS if self._in_flight else _IDLE_SECONDS
         found = await self._source.records(at_most, wait)
         portion: list[_HandedRecords] = []

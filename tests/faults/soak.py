@@ -308,7 +308,7 @@ class Soak(Round):
         while until:
             code, shown = await self._command(
                 "retention", "--archive", str(self._archive), "--until", str(until), "--drop",
-                "--key-window", str(self.chain.config.key_window_rows), "--reason", "soak",
+                "--key-window-rows", str(self.chain.config.key_window_rows), "--reason", "soak",
             )  # fmt: skip
             limit = re.search(r"expected at most ([0-9]+)", shown)
             if limit is None:

@@ -205,7 +205,7 @@ class SequencerHost(Program):
             await asyncio.wait([until_stopped])
             return
         config = TopicIntakeConfig(
-            kafka="simulated:1", topic=TOPIC, batch_rows=5, stop_seconds=INTAKE_STOP_SECONDS
+            kafka="simulated:1", topic=TOPIC, records_max=5, stop_seconds=INTAKE_STOP_SECONDS
         )
         source = WiredRecordSource(self.world.orders.topic, self.world.broker_wire())
         feeding = asyncio.ensure_future(

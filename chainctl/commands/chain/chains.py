@@ -35,7 +35,7 @@ chain.add_command(verify_mark, "verify-mark")
 
 @chain.command()
 @click.argument("chain_id", metavar="N", type=CHAIN_ID)
-@click.option("--topic", metavar="NAME", help="Its topic.  [default: orderchain.N]")
+@click.option("--topic", metavar="TOPIC", help="Its topic.  [default: orderchain.N]")
 @click.option(
     "--partition-ids",
     type=Integer(1, PARTITION_IDS_MAX),

@@ -307,6 +307,6 @@ def topic_config(settings: Settings, topic: str, start_at: StartAt) -> TopicInta
         kafka=settings.kafka_config(),
         topic=topic,
         start_at=start_at,
-        batch_rows=settings.batch_rows,
+        records_max=settings.batch_rows,
         connect_seconds=settings.connect_seconds,
     )

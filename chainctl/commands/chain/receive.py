@@ -132,7 +132,7 @@ class ReceiveReport(Struct, frozen=True, kw_only=True):
     help="The receiver's name, under which --database keeps its gaps and halts, and how far it "
     "has come.  [default: the name of FILE, and how far it has come is not kept]",
 )  # fmt: skip
-@click.option("--until-id", type=ROW_ID, metavar="ID", help="Stop after this id.")
+@click.option("--until", "until_id", type=ROW_ID, metavar="ID", help="Stop after this id.")
 @click.option(
     "--until-idle", type=Span(IDLE_SECONDS_MAX), metavar="SPAN",
     help="End when nothing has come for SPAN (30s, 5m).",
@@ -165,7 +165,7 @@ def receive(
 ) -> None:
     """Write a chain to a journal, in order and without gaps.
 
-    Goes on after the last row of the journal. Without --until-id, --until-idle or --follow it ends
+    Goes on after the last row of the journal. Without --until, --until-idle or --follow it ends
     at the head that the database has at the start. Missing rows are read from the --gap-database,
     several of them in the order given: standbys first, the primary last. What was archived and is
     in the database no more is read from --archive.

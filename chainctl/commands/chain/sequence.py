@@ -104,11 +104,11 @@ class SequenceResult(Struct, frozen=True, kw_only=True):
     "is.  [default: the file's, in its folder]",
 )  # fmt: skip
 @click.option(
-    "--key-column", metavar="NAME",
+    "--key-column", metavar="COLUMN",
     help="Column with the client's unique key.  [default: the key is FILE#ROW]",
 )  # fmt: skip
 @click.option(
-    "--time-column", metavar="NAME",
+    "--time-column", metavar="COLUMN",
     help="Column with the event's time since 1970, an integer.  [default: when it was sequenced]",
 )  # fmt: skip
 @click.option(
@@ -196,7 +196,7 @@ def sequence(
     else:
         _refuse_beside("--input", {"start_at": start_at, "http": http})
         if file["time_unit"] is not None and file["time_column"] is None:
-            raise click.UsageError("--time-unit needs --time-column NAME")
+            raise click.UsageError("--time-unit needs --time-column")
         if is_standard_input and input_name is None:
             raise click.UsageError(
                 "--input - needs --input-name NAME: by the name it is known what was taken before"

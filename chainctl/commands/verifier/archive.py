@@ -19,7 +19,6 @@ from chainctl.options import (
     who,
 )
 from chainctl.output import data, data_json
-from chainctl.units import Integer
 
 if TYPE_CHECKING:
     from chain_verifier.archive.retention import DropReport, RetentionReport
@@ -105,11 +104,6 @@ def _check(folder: Place, chain_id: int, *, as_json: bool) -> ExitCode:
     help="The last row that may go; partitions that hold later ones stay.",
 )  # fmt: skip
 @click.option(
-    "--key-window", "key_window_rows", type=Integer(0), metavar="ROWS",
-    help="The sequencer's key_window_rows: the last rows in which it looks for a key that comes "
-    "again; 0 where keys are not compared.  [default: the setting key_window_rows]",
-)  # fmt: skip
-@click.option(
     "--drop", is_flag=True,
     help="Drop the tables, too, and those that were detached before: this frees the disk.",
 )  # fmt: skip
@@ -117,13 +111,12 @@ def _check(folder: Place, chain_id: int, *, as_json: bool) -> ExitCode:
 @click.option("--actor", metavar="TEXT", help="Who does this.  [default: user@host]")
 @click.option("--reason", metavar="TEXT", help="Why; it is stored permanently. --drop needs it.")
 @json_option
-@uses_settings("database", "connect_seconds")
+@uses_settings("database", "connect_seconds", "key_window_rows")
 def retention(
     settings: Settings,
     chain_id: int,
     folder: str,
     until_id: int,
-    key_window_rows: int | None,
     drop: bool,
     dry_run: bool,
     actor: str | None,
@@ -148,7 +141,7 @@ def retention(
     request = RetentionRequest(
         chain_id=chain_id,
         until_id=until_id,
-        key_window_rows=(settings.key_window_rows if key_window_rows is None else key_window_rows),
+        key_window_rows=settings.key_window_rows,
         is_dry_run=dry_run,
         **known,
     )

@@ -25,7 +25,7 @@ _COLUMNS: Final = ("what", "after_id", "until_id", "batches", "rows", "why")
 @click.command(cls=Command)
 @chain_option
 @click.option(
-    "--from", "source", required=True, metavar="SOURCE",
+    "--source", "source", required=True, metavar="SOURCE",
     help="Where the rows are: topic, topic:NAME, journal:FILE or archive:DIR.",
 )  # fmt: skip
 @click.option(
@@ -34,7 +34,7 @@ _COLUMNS: Final = ("what", "after_id", "until_id", "batches", "rows", "why")
 )  # fmt: skip
 @click.option(
     "--expect-seals", "seals_folder", type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR", help="All seals of the chain that `seal export --to DIR` stored do so.",
+    metavar="DIR", help="All seals of the chain that `seal export --store DIR` stored do so.",
 )  # fmt: skip
 @click.option(
     "--seal-public-key", "seal_public_keys", multiple=True, metavar="HEX",

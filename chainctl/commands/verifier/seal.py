@@ -102,8 +102,8 @@ def seal() -> None:
 
 @seal.command(short_help="Print or store the seal at the head of a chain.")
 @click.option("--chain", "chains", type=CHAIN_ID, multiple=True, metavar="N",
-              help="The chain; may be repeated.  [default: all, with --to]")  # fmt: skip
-@click.option("--to", "place", metavar="DIR|URL",
+              help="The chain; may be repeated.  [default: all, with --store]")  # fmt: skip
+@click.option("--store", "place", metavar="DIR|URL",
               help="Store a file per seal in a folder, or PUT it below a URL.")  # fmt: skip
 @click.option("--sign", "key_file", metavar="FILE",
               type=click.Path(path_type=Path, dir_okay=False),
@@ -138,7 +138,7 @@ def export(
     if _is_url(place):
         from outbox.http_call import check_url
 
-        check_url("--to", place)
+        check_url("--store", place)
     key = None if key_file is None else read_signing_key(key_file)
     exports = _Exports(every_seconds or 0)
     with watched_beside(http) as watch:
@@ -168,9 +168,9 @@ def _print_seal(
 ) -> None:
     for option, value in (("--sign", key_file), ("--every", every_seconds)):
         if value is not None:
-            raise click.UsageError(f"{option} needs --to: it is about stored seals")
+            raise click.UsageError(f"{option} needs --store: it is about stored seals")
     if len(chains) != 1:
-        raise click.UsageError("say which chain: --chain N, or where to store all: --to DIR")
+        raise click.UsageError("say which chain: --chain N, or where to store all: --store DIR")
     (line,) = run_async(_seals(settings, chains))
     if as_json:
         data_json(line)
@@ -299,5 +299,5 @@ async def _put(url: str, seal: SealFile) -> str:
         await call_json("PUT", target, "", content, _UPLOAD_SECONDS, proxy_of(target))
     except CallRefused as error:
         expected = f"a place that takes files (status {error.status})"
-        raise SettingError("--to", url, expected) from error
+        raise SettingError("--store", url, expected) from error
     return target

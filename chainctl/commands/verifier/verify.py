@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from click.core import ParameterSource
 from msgspec import Struct
 
 from chain_kernel.errors import OrderchainError, SettingError
@@ -21,33 +17,31 @@ from chain_kernel.text import counted
 from chain_kernel.version import installed_version
 from chainctl.commands.stack import demo_option
 from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark, standings_of
-from chainctl.commands.verifier.verify_replay import replay_states
-from chainctl.commands.verifier.verify_table import (
-    KIND,
-    TABLE_OPTIONS,
-    TableOptions,
-    check_of,
-    table_options,
-    verify_table,
-)
+from chainctl.commands.verifier.verify_replay import verify_replay
+from chainctl.commands.verifier.verify_table import verify_table
 from chainctl.exits import ExitCode, hide_secrets
-from chainctl.monitor_server import Address, http_option, watched_beside
-from chainctl.options import CHAIN_ID, ROW_ID, Command, json_option, uses_settings, who
+from chainctl.options import (
+    CHAIN_ID,
+    ROW_ID,
+    CommandGroup,
+    json_option,
+    master_option,
+    uses_settings,
+    who,
+)
 from chainctl.output import (
     command_line,
     data,
-    data_json_line,
     data_text,
     progress,
     talk,
 )
-from chainctl.units import Integer, shown_age
+from chainctl.units import shown_age
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
-    from chain_verifier.findings import Finding
+    from chain_verifier.config import KeptSeal, Source, VerifyRequest
     from chain_verifier.report import ChainsReport, Report, Unverified
     from chain_verifier.verified_mark import VerifiedExtent
     from chainctl.settings import Settings
@@ -58,27 +52,6 @@ if TYPE_CHECKING:
 CHAIN_MARK: Final = "{chain}"
 """In the name of a source, it stands for the number of the chain."""
 
-TABLE: Final = "--source table:NAME"
-FOLLOW: Final = "--follow"
-REPLAY: Final = "--replay"
-LOCAL: Final = "--local"
-SPARK: Final = "a verification with Spark"
-
-_OF_CHAINS: Final = frozenset(
-    {
-        "--chain", "--all-chains", "--head", "--start", "--since-verified", "--actor", "--report",
-        "--seals", "--expect-seal", "--expect-seals", "--seal-public-key", "--keys", "--key-window",
-    }
-)  # fmt: skip
-MODES: Final[Mapping[str, frozenset[str]]] = {
-    TABLE: TABLE_OPTIONS | {"--master"},
-    FOLLOW: frozenset({FOLLOW, "--chain", "--checkpoint", "--http", "--master"}),
-    REPLAY: frozenset({REPLAY, "--chain", "--states", "--master"}),
-    LOCAL: _OF_CHAINS | {LOCAL},
-    SPARK: _OF_CHAINS | {"--findings", "--master"},
-}
-"""What `verify` does, the first that fits, and the options that it takes beside those of all."""
-
 
 class VerifyOptions(Struct, frozen=True, kw_only=True):
     """The options of one call, as click gives them."""
@@ -87,7 +60,7 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     all_chains: bool
     sources: tuple[str, ...]
     head: int | None
-    start: int | None
+    after_id: int | None
     since_verified: bool
     actor: str | None
     seals: bool
@@ -95,29 +68,11 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     seals_folder: str | None
     seal_public_keys: tuple[str, ...]
     keys: bool
-    key_window_rows: int | None
-    follow: bool
-    checkpoint: str | None
     master: str | None
     is_local: bool
     findings_folder: str | None
     page: str | None
-    replay: str | None
-    states: str | None
-    http: Address | None
     as_json: bool
-    table: TableOptions
-
-    @property
-    def mode(self) -> str:
-        """One of `MODES`."""
-        asked = {
-            TABLE: any(text.startswith(KIND) for text in self.sources),
-            FOLLOW: self.follow,
-            REPLAY: self.replay is not None,
-            LOCAL: self.is_local,
-        }
-        return next((mode for mode, is_asked in asked.items() if is_asked), SPARK)
 
 
 def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
@@ -126,19 +81,9 @@ def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
     A single chain raises what keeps it from being verified. Raises SettingError for options that
     do not go together.
     """
-    if asked.mode == TABLE:
-        check = check_of(asked.sources, asked.table)
-        return verify_table(check, asked.table.lineage, asked.master, as_json=asked.as_json)
     _require_fitting(asked)
     chains = _chains_of(settings, asked)
     _require_named_apart(asked, chains)
-    if asked.mode == FOLLOW:
-        return _follow(settings, asked, chains)
-    if asked.replay is not None and asked.states is not None:
-        sources = _sources_of(settings, asked, chains[0])
-        return replay_states(
-            sources, chains[0], asked.replay, asked.states, asked.master, as_json=asked.as_json
-        )
     if len(chains) == 1 and not asked.all_chains:
         return _verify_one(settings, asked, chains[0])
     return _verify_several(settings, asked, chains)
@@ -151,18 +96,16 @@ def _require_fitting(asked: VerifyOptions) -> None:
     for chain_id in asked.chains:
         if asked.chains.count(chain_id) > 1:
             raise SettingError("--chain", chain_id, "each chain once")
-    if asked.mode in (FOLLOW, REPLAY) and len(asked.chains) > 1:
-        raise SettingError(asked.mode, f"{len(asked.chains)} chains", "one chain")
-    if asked.replay is not None and asked.states is None:
-        raise SettingError("--replay", asked.replay, "--states, too")
+    of_spark = {"--master": asked.master, "--findings": asked.findings_folder}
+    for option, value in of_spark.items():
+        if asked.is_local and value is not None:
+            raise SettingError(option, "together with --local", "one of the two")
     is_database = "database" in asked.sources
-    if asked.since_verified and (asked.start is not None or not is_database):
-        raise SettingError("--since-verified", "given", "a source database, and no --start")
+    if asked.since_verified and (asked.after_id is not None or not is_database):
+        raise SettingError("--since-verified", "given", "a source database, and no --after")
     if asked.actor is not None and not asked.since_verified:
         raise SettingError("--actor", asked.actor, "--since-verified, whose mark has it")
     _require_fitting_seals(asked)
-    if asked.key_window_rows is not None and not asked.keys:
-        raise SettingError("--key-window", asked.key_window_rows, "--keys, which it belongs to")
     _require_writable("--report", asked.page)
 
 
@@ -208,7 +151,7 @@ def _require_named_apart(asked: VerifyOptions, chains: Sequence[int]) -> None:
     """With several chains, refuse the options that fit only one."""
     if len(chains) == 1:
         return
-    of_one = {"--head": asked.head, "--start": asked.start, "--expect-seal": asked.expect_seal}
+    of_one = {"--head": asked.head, "--after": asked.after_id, "--expect-seal": asked.expect_seal}
     for option, value in of_one.items():
         if value is not None:
             raise SettingError(option, value, f"one chain, not {len(chains)}")
@@ -217,18 +160,6 @@ def _require_named_apart(asked: VerifyOptions, chains: Sequence[int]) -> None:
             raise SettingError(
                 "--source", text, f"{CHAIN_MARK} in its name: it is another for each chain"
             )
-
-
-def _follow(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
-    found = _sources_of(settings, asked, chains[0])
-    beginning = Beginning(0, None)
-    if "database" in asked.sources:
-        beginning = beginning_of(settings, chains[0], None, None, is_marked=False)
-    follow(
-        *(found, chains[0], asked.checkpoint, asked.master, beginning.contradicted),
-        http=asked.http,
-        as_json=asked.as_json,
-    )
 
 
 def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> ExitCode:
@@ -304,10 +235,10 @@ def _request_of(
     from chain_verifier.config import VerifyRequest
 
     sources = _sources_of(settings, asked, chain_id) if sources is None else sources
-    beginning = Beginning(asked.start or 0, asked.head)
+    beginning = Beginning(asked.after_id or 0, asked.head)
     if "database" in asked.sources:
         beginning = beginning_of(
-            settings, chain_id, asked.start, asked.head, is_marked=asked.since_verified,
+            settings, chain_id, asked.after_id, asked.head, is_marked=asked.since_verified,
             standing=standing,
         )  # fmt: skip
     return VerifyRequest(
@@ -320,7 +251,7 @@ def _request_of(
         contradicted_mark=beginning.contradicted,
         master=asked.master,
         findings_folder=asked.findings_folder,
-        key_window_rows=_key_window(settings, asked),
+        key_window_rows=settings.key_window_rows if asked.keys else None,
     )
 
 
@@ -347,12 +278,6 @@ def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
         + ("" if asked.seal_public_keys else "; --seal-public-key would check who signed them")
     )
     return kept + held
-
-
-def _key_window(settings: Settings, asked: VerifyOptions) -> int | None:
-    if not asked.keys:
-        return None
-    return settings.key_window_rows if asked.key_window_rows is None else asked.key_window_rows
 
 
 def _sources_of(settings: Settings, asked: VerifyOptions, chain_id: int) -> tuple[Source, ...]:
@@ -406,100 +331,27 @@ def _code_of(outcome: Report | Unverified) -> ExitCode:
     return ExitCode.REFUSED if outcome.is_refused else ExitCode.FAILED
 
 
-def follow(
-    sources: Sequence[Source],
-    chain_id: int,
-    checkpoint: str | None,
-    master: str | None,
-    contradicted: ContradictedMark | None,
-    *,
-    http: Address | None,
-    as_json: bool,
-) -> NoReturn:
-    """Follow the topic among `sources`, compared with the database among them, until Ctrl-C.
-
-    A verified mark that is `contradicted` is reported first, at every start as long as it lasts.
-    Ends with KeyboardInterrupt, or with the error that broke it off. Raises SettingError for other
-    sources, or without a folder for the checkpoint.
-    """
-    from chain_verifier.config import DatabaseSource, TopicSource
-    from chain_verifier.places import place_of
-    from chain_verifier.spark.follow import Follower
-    from chain_verifier.spark.session import open_session
-    from chain_verifier.verification import mark_finding
-
-    topics = [source for source in sources if isinstance(source, TopicSource)]
-    databases = [source for source in sources if isinstance(source, DatabaseSource)]
-    if (len(topics), len(databases), len(sources)) != (1, 1, 2):
-        names = ", ".join(source.name for source in sources)
-        raise SettingError("--follow", names, "the sources database and topic")
-    if checkpoint is None:
-        raise SettingError("--checkpoint", None, "a folder that keeps how far the follower is")
-
-    def report(finding: Finding) -> None:
-        if as_json:
-            data_json_line(finding)
-        else:
-            data(f"{finding.source}: {finding.text}")
-        # A live reader must not wait for a buffer to fill.
-        if sys.stdout is not None:
-            sys.stdout.flush()
-
-    if contradicted is not None:
-        report(mark_finding(databases[0].name, contradicted))
-    with watched_beside(http) as watch, ExitStack() as closing:
-        with _shown_steps() as show:
-            show("starting Spark")
-            spark = closing.enter_context(open_session(master, kafka=True))
-        folder = place_of("--checkpoint", checkpoint)
-        follower = Follower(spark, topics[0], databases[0], chain_id, folder, report)
-        watch.add(follower)
-        stop = Event()
-        usual = signal.signal(signal.SIGINT, lambda *_: stop.set())
-        try:
-            follower.run(stop)
-        finally:
-            signal.signal(signal.SIGINT, usual)
-    raise KeyboardInterrupt
-
-
 # -- the command -----------------------------------------------------------------------------------
 
 
-def _require_taken(mode: str) -> None:
-    """Refuse an option on the command line that `mode` does not take. Raises SettingError."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        takers = [each for each, options in MODES.items() if options & {*parameter.opts}]
-        if source is not ParameterSource.COMMANDLINE or not takers or mode in takers:
-            continue
-        if mode == SPARK:
-            raise SettingError(parameter.opts[0], "given", f"{takers[0]}, too")
-        raise SettingError(parameter.opts[0], f"together with {mode}", "one of the two")
-
-
-@click.command(cls=Command)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.option(
     "--chain", "chains", type=CHAIN_ID, multiple=True, metavar="N",
     help="The chain. May be repeated: all are verified in one run.",
 )  # fmt: skip
 @click.option("--all-chains", is_flag=True, help="Every chain of the database, instead of --chain.")
 @click.option(
-    "--source", "sources", multiple=True, required=True, metavar="SOURCE",
+    "--source", "sources", multiple=True, metavar="SOURCE",
     help="database, topic, topic:NAME, journal:FILE or parquet:PATH; {chain} in a name stands for "
-    "the chain's number. Several are also compared with each other. Or table:NAME of Spark's "
-    "catalog, or table:parquet:PATH (orc, json), with --id.",
+    "the chain's number. Several are also compared with each other.",
 )  # fmt: skip
-@table_options
 @click.option(
     "--head", type=ROW_ID, metavar="ID",
     help="The id that the chain is known to reach; the database knows its own.",
 )  # fmt: skip
 @click.option(
-    "--start", type=ROW_ID, metavar="ID",
-    help="The id before the first row; rows up to it are not looked at. [default: the beginning, "
-    "or up to where the database was archived]",
+    "--after", "after_id", type=ROW_ID, metavar="ID",
+    help="Skip rows up to this id.  [default: the beginning, or where the database was archived]",
 )  # fmt: skip
 @click.option(
     "--since-verified", is_flag=True,
@@ -516,7 +368,7 @@ def _require_taken(mode: str) -> None:
 )  # fmt: skip
 @click.option(
     "--expect-seals", "seals_folder", metavar="DIR",
-    help="Expect all seals of the chain that `seal export --to DIR` stored.",
+    help="Expect all seals of the chain that `seal export --store DIR` stored.",
 )  # fmt: skip
 @click.option(
     "--seal-public-key", "seal_public_keys", multiple=True, metavar="HEX",
@@ -527,24 +379,7 @@ def _require_taken(mode: str) -> None:
     help="Look for two rows under one key too, in the first source, the database before others: a "
     "pass of its own that sorts all keys, some three times the time of the check.",
 )  # fmt: skip
-@click.option(
-    "--key-window", "key_window_rows", type=Integer(1), metavar="ROWS",
-    help="The sequencer's key_window_rows, for --keys: after so many rows a key may come again, "
-    "but not a client's number.  [default: the setting key_window_rows]",
-)  # fmt: skip
-@click.option(
-    "--follow", is_flag=True,
-    help="Follow the topic until Ctrl-C, and show each fault as its frame arrives; with --json "
-    "as JSON Lines, one fault per line.",
-)  # fmt: skip
-@click.option(
-    "--checkpoint", metavar="FOLDER",
-    help="Where --follow keeps how far it is and what it found; the next one goes on from there.",
-)  # fmt: skip
-@click.option(
-    "--master", metavar="URL",
-    help="A Spark master, or sc://HOST:PORT for Spark Connect. [default: Spark in this process]",
-)  # fmt: skip
+@master_option
 @click.option(
     "--local", "is_local", is_flag=True,
     help="Check in plain Python, without Java and Spark, on one core: the same answer, but only "
@@ -559,19 +394,9 @@ def _require_taken(mode: str) -> None:
     "--report", "page", metavar="FILE.html",
     help="Write the report for people: one page of HTML that needs nothing beside itself.",
 )  # fmt: skip
-@click.option(
-    "--replay", metavar="MODULE:FOLD",
-    help="Replay the orders through this fold, and compare the states that services have stored.",
-)  # fmt: skip
-@click.option(
-    "--states", metavar="SOURCE",
-    help="The stored states for --replay, with columns group, id, digest: database:TABLE, "
-    "parquet:PATH, json:PATH, or table:NAME of Spark's catalog.",
-)  # fmt: skip
-@http_option
 @demo_option
 @json_option
-@uses_settings("database", "audit_database", "kafka", "connect_seconds", "log_format")
+@uses_settings("database", "audit_database", "kafka", "connect_seconds", "key_window_rows")
 def verify(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - click's own
     """Prove chains whole, or name their faults.
 
@@ -580,7 +405,12 @@ def verify(settings: Settings, **options: Any) -> ExitCode:  # noqa: ANN401 - cl
     no head is known, the verdict says so. With several chains, the highest exit
     code is returned.
     """
-    table = TableOptions(**{name: options.pop(name) for name in TableOptions.__struct_fields__})
-    asked = VerifyOptions(**options, table=table)
-    _require_taken(asked.mode)
-    return run_verification(settings, asked)
+    if click.get_current_context().invoked_subcommand is not None:
+        return ExitCode.CLEAN
+    if not options["sources"]:
+        raise click.UsageError("Missing option '--source'.")
+    return run_verification(settings, VerifyOptions(**options))
+
+
+verify.add_command(verify_table)
+verify.add_command(verify_replay)

@@ -88,7 +88,7 @@ def list_(settings: Settings, chain_id: int, limit: int, as_json: bool) -> None:
 @verify_mark.command(short_help="Revoke a mark, and every later one.")
 @chain_option
 @click.option(
-    "--from", "from_id", type=ROW_ID, metavar="ID",
+    "--mark", "from_id", type=ROW_ID, metavar="ID",
     help="The row of a mark: it and every later one are revoked.  [default: the last mark]",
 )  # fmt: skip
 @acts_by_hand
@@ -130,7 +130,7 @@ async def _revoke(
         await connection.execute(SQL["lock_marks"])
         rows = await connection.fetch(SQL["revoke_marks"], chain_id, from_id)
         if not rows:
-            raise SettingError("--from", from_id, "the row of a mark (see chain verify-mark list)")
+            raise SettingError("--mark", from_id, "the row of a mark (see chain verify-mark list)")
         begins_after = await connection.fetchval(SQL["verified_until"], chain_id)
         act_id = await connection.fetchval(
             SQL["record_act"], chain_id, None, "revoke mark", act.actor, act.reason, _detail(rows)

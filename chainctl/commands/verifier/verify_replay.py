@@ -1,42 +1,50 @@
-"""`chainctl verify --replay`: what services have stored, compared with a replay of their orders."""
+"""`chainctl verify replay`: what services have stored, compared with a replay of their orders."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from chain_kernel.errors import SettingError
+import click
+
 from chain_kernel.text import counted
 from chainctl.exits import ExitCode
+from chainctl.options import Command, chain_option, json_option, master_option, uses_settings
 from chainctl.output import data, data_json, progress
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from chain_verifier.config import Source
     from chain_verifier.dataframe.stored import Compared
+    from chainctl.settings import Settings
 
 
-def replay_states(
-    sources: Sequence[Source], chain_id: int, fold_name: str, states: str, master: str | None,
-    *, as_json: bool,
+@click.command("replay", cls=Command)
+@click.argument("fold_name", metavar="MODULE:FOLD")
+@chain_option
+@click.option(
+    "--states", required=True, metavar="SOURCE",
+    help="The stored states, with columns group, id, digest: database:TABLE, parquet:PATH, "
+    "json:PATH, or table:NAME of Spark's catalog.",
+)  # fmt: skip
+@master_option
+@json_option
+@uses_settings("database", "audit_database", "connect_seconds")
+def verify_replay(
+    settings: Settings, fold_name: str, chain_id: int, states: str, master: str | None,
+    as_json: bool,
 ) -> ExitCode:  # fmt: skip
-    """Replay the chain of the database through a fold, and show where stored states differ.
+    """Replay the orders of the database through a fold, and compare states that services stored.
 
-    Where none is stored, nothing is known of the service, and the exit code says so.
-
-    Raises SettingError for other sources and for a fold that is none, InputError for states that
-    cannot be read.
+    Exit code 1 names the states that differ; 3 means that none is stored, so nothing is known.
     """
+    # Imported only here: the rest of `verify` works without Spark.
     from chain_verifier.config import DatabaseSource
     from chain_verifier.dataframe.stored import differences, load_fold
     from chain_verifier.spark.session import open_session
     from chain_verifier.spark.shipping import ship
 
-    database, *others = sources
-    if others or not isinstance(database, DatabaseSource):
-        names = ", ".join(source.name for source in sources)
-        raise SettingError("--replay", names, "the source database alone")
+    database = DatabaseSource(
+        database=settings.audit_dsn(), connect_seconds=settings.connect_seconds
+    )
     fold = load_fold(fold_name)
     with ExitStack() as closing:
         bar = closing.enter_context(progress("verifying", None, is_awaited=True))

@@ -9,19 +9,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_kernel.sql import AUDITOR
-from chain_verifier.config import DatabaseSource, ParquetSource
-from chain_verifier.findings import Finding
-from chain_verifier.spark.follow import Follower
+from chain_verifier.config import ParquetSource
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import EVENT_TYPES
 from local_stack import KafkaServer
 from tests.deadlines import LONG_SECONDS
-from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row
+from tests.integration.chain_verifier.planted_faults import Row
 from tests.integration.chain_verifier.published_frames import Topic, frames_of
 from tests.integration.chain_verifier.stored_rows import store
 
-MakeFollower = Callable[[Callable[[Finding], None]], Follower]
 MakeFrames = Callable[[Sequence[Row]], list[bytes]]
 MakeParquet = Callable[[Sequence[Row]], ParquetSource]
 
@@ -67,25 +63,6 @@ def make_frames(database: str) -> MakeFrames:
     def make(rows: Sequence[Row]) -> list[bytes]:
         asyncio.run(store(database, rows))
         return asyncio.run(frames_of(database, rows))
-
-    return make
-
-
-@pytest.fixture
-def make_follower(
-    spark: SparkSession, topic: Topic, role_dsn: Callable[[str], str], tmp_path: Path
-) -> MakeFollower:
-    """Makes a follower of the topic beside the database, with one folder for all of them."""
-
-    def make(tell: Callable[[Finding], None]) -> Follower:
-        return Follower(
-            spark,
-            topic.source,
-            DatabaseSource(database=role_dsn(AUDITOR)),
-            CHAIN_ID,
-            tmp_path / "follower",
-            tell,
-        )
 
     return make
 

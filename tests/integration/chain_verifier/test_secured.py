@@ -21,9 +21,7 @@ from chain_kernel.clients.options import (
 from chain_kernel.errors import ConnectError
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
-from chain_verifier.findings import Finding
 from chain_verifier.local.verify import verify_locally
-from chain_verifier.spark.follow import Follower
 from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
@@ -82,11 +80,10 @@ def stored(
 
 
 @pytest.mark.parametrize("way", ["login", "mutual"])
-def test_topic_is_verified_and_followed_by_login_and_by_certificate(
+def test_topic_is_verified_by_login_and_by_certificate(
     spark: SparkSession,
     secured_kafka: SecuredKafka,
     stored: tuple[str, DatabaseSource],
-    tmp_path: Path,
     way: str,
 ) -> None:
     topic, truth = stored
@@ -94,11 +91,6 @@ def test_topic_is_verified_and_followed_by_login_and_by_certificate(
     report = verify(VerifyRequest(chain_id=CHAIN_ID, sources=(truth, source)), spark)
     assert report.is_clean, report.findings
     assert [found.rows for found in report.sources] == [len(ROWS), len(ROWS)]
-    noted: list[Finding] = []
-    Follower(spark, source, truth, CHAIN_ID, tmp_path / "follower", noted.append).run(
-        until_end=True
-    )
-    assert noted == []
 
 
 def test_topic_by_a_wrong_config_is_refused_in_one_line_that_says_why(

@@ -130,7 +130,7 @@ class Installation:
         return self.call("verify", "--local", *here, "--since-verified", code=code)
 
     def revoke(self, from_id: int, code: int = 0) -> str:
-        here = ("--chain", self._chain, "--from", from_id, *WHY)
+        here = ("--chain", self._chain, "--mark", from_id, *WHY)
         return self.call("chain", "verify-mark", "revoke", *here, code=code)
 
     def marks(self) -> list[int]:

@@ -49,9 +49,9 @@ def test_names_that_others_chose_are_escaped_in_tables_and_whole_in_json(
 @pytest.mark.parametrize(
     "command",
     [
-        ("lag", "--name", "{}"), ("gaps", "--name", "{}"), ("unhalt", "--name", "{}", *ACT),
+        ("lag", "--name", "{}"), ("gaps", "--name", "{}"), ("unhalt", "{}", *ACT),
         ("receivers", "forget", "{}", *ACT), ("receivers", "reset", "{}", *ACT),
-        ("receivers", "move", "{}", "--to", "0", *ACT), ("rejects", "--source", "{}"),
+        ("receivers", "move", "{}", "--to", "0", *ACT), ("rejects", "--intake", "{}"),
         ("receive", "--output", "j", "--name", "{}"),
     ],
 )  # fmt: skip

@@ -128,7 +128,7 @@ def test_export_of_seals_is_ready_while_they_can_be_stored(
     with ThreadingHTTPServer(("127.0.0.1", 0), Vault) as vault:
         Thread(target=vault.serve_forever, args=(0.01,), daemon=True).start()
         process = start(
-            "seal", "export", "--chain", filled_once, "--to", f"http://127.0.0.1:{vault.server_port}",
+            "seal", "export", "--chain", filled_once, "--store", f"http://127.0.0.1:{vault.server_port}",
             "--every", "200ms", "--http", 0, *JSON, settings=module_settings,
         )  # fmt: skip
         address = address_of(process)

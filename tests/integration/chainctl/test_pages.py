@@ -55,8 +55,7 @@ ELSEWHERE: Final = {
     r"--master spark://|^PYSPARK_PYTHON=": "chain_verifier/test_cluster: with a cluster",
     r"^prometheus ": "tests/prometheus.py runs it with the same file",
     r"^make ": "unit/house/test_snippets: the targets exist; CI or a release calls each",
-    r"verify .*--follow": "integration/chain_verifier, with a stream",
-    r"--source table:": "chain_verifier/dataframe/test_tables, with a catalog",
+    r"verify table": "chain_verifier/dataframe/test_tables, with a catalog",
     r"^SEEDED_SETS=": "a longer run of a test",
     r"^(python|python -m pytest|cat|cmp|grep|wait|mkdir|kill|sleep)\b": "the guides' own tests",
     r"^(pip|python3 -m venv|/opt/orderchain/bin/pip)\b": "packaging/test_empty_environment",
@@ -286,7 +285,7 @@ def fill(tell: Callable[..., str], chain: int, folder: Path) -> str:
     tell("receive", "--chain", chain, "--output", folder / "journal.jsonl")
     tell("verify", "--local", "--chain", chain, "--source", "database", "--since-verified")
     tell("archive", "--chain", chain, "--archive", folder / "archive")
-    tell("seal", "export", "--chain", chain, "--to", folder / "kept-seals")
+    tell("seal", "export", "--chain", chain, "--store", folder / "kept-seals")
     return tell("seal", "export", "--chain", chain).split()[0]
 
 

@@ -101,7 +101,7 @@ VERIFYING = [
     pytest.param(["verify", "--source", "database"], marks=WITH_SPARK),
     ["archive", "--archive", "folder"],
     ["retention", "--archive", "folder", "--until", "1"],
-    ["repair", "--from", "journal:j", "--reason", "r"],
+    ["repair", "--source", "journal:j", "--reason", "r"],
 ]
 
 

@@ -235,7 +235,7 @@ def test_forgotten_reader(page: Page, world: World) -> None:
     with page("forgotten-reader", {"90000000": ends[-2], "80000000": ends[2]}) as runbook:
         (line,) = runbook.json("lag")
         assert line["head_delivered"] == first
-        window = ("--key-window", 0)  # the chain of the test is shorter than the window
+        window = ("--key-window-rows", 0)  # the chain of the test is shorter than the window
         refused = runbook.run("retention", *window, code=2, dry_run=True)
         assert "the checkpoint of receiver 'matching'" in refused.err
 
@@ -350,7 +350,7 @@ def test_halted_receiver(page: Page, world: World) -> None:
     head = world.sequence(3 * BATCH_ROWS)
     world.must("receive", "--chain", 1, "--output", "journal.jsonl")
     kept = world.folder / "kept-seals"
-    world.must("seal", "export", "--chain", 1, "--to", kept)
+    world.must("seal", "export", "--chain", 1, "--store", kept)
     world.sql(LET_TAMPER, f"UPDATE chain_event SET payload = 'x' WHERE id = {head}")
     with pytest.raises(BatchDamaged):
         catch_up(world.settings)
@@ -412,17 +412,17 @@ def test_failed_verification(page: Page, world: World) -> None:
         assert "whole" in runbook.run("archive").out
 
         # The archive has what was archived; the topic has the rest.
-        plan = runbook.json("repair --chain 1 --from archive", dry_run=True, code=1)
+        plan = runbook.json("repair --chain 1 --source archive", dry_run=True, code=1)
         assert (plan["act_id"], plan["left"][0]["after_id"]) == (None, ends[-3])
-        runbook.run("repair --chain 1 --from archive", code=1)
-        runbook.run("repair --chain 1 --from topic --reason")
-        assert runbook.json("repair --chain 1 --from journal")["batches"] == 0
+        runbook.run("repair --chain 1 --source archive", code=1)
+        runbook.run("repair --chain 1 --source topic --reason")
+        assert runbook.json("repair --chain 1 --source journal")["batches"] == 0
         runbook.run(seals)
 
         # Rewritten together with its seal, and never verified: an exported seal proves the rows.
         seals_folder = world.folder / "seals"
         head = world.sequence(BATCH_ROWS)
-        world.must("seal", "export", "--chain", 1, "--to", seals_folder)
+        world.must("seal", "export", "--chain", 1, "--store", seals_folder)
         world.sql(
             f"UPDATE chain_event SET payload = 'x' WHERE id = {head}",
             f"UPDATE chain_batch SET seal = sha256(seal) WHERE last_id = {head}",
@@ -430,9 +430,9 @@ def test_failed_verification(page: Page, world: World) -> None:
             f"(SELECT seal FROM chain_batch WHERE last_id = {head})",
             "SELECT 1",
         )
-        runbook.run("repair --chain 1 --from topic --reason", code=1)
+        runbook.run("repair --chain 1 --source topic --reason", code=1)
         runbook.replace({"/mnt/seals": seals_folder})
-        runbook.run("repair --chain 1 --from topic --expect-seals")
+        runbook.run("repair --chain 1 --source topic --expect-seals")
         runbook.run(seals)
 
         # A mark is revoked: the next verification begins after the one before.
@@ -502,7 +502,7 @@ def test_restored_backup(
         world.must(*follow)
         catch_up(world.settings, "other")
         head = world.head()
-        world.must("seal", "export", "--chain", 1, "--to", kept)
+        world.must("seal", "export", "--chain", 1, "--store", kept)
         leader.terminate()
         assert leader.wait() == 143
 

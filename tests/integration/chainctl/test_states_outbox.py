@@ -128,7 +128,7 @@ def test_disk_full(page: Page, world: World, disk: Disk, small_database: str) ->
         runbook.run("sizes --over 1d")
         runbook.run("verify")
         runbook.run("archive")
-        window = ("--key-window", 0)  # the chain of the test is shorter than the window
+        window = ("--key-window-rows", 0)  # the chain of the test is shorter than the window
         plan = runbook.json("retention", *window, dry_run=True)
         assert (plan["is_done"], len(plan["partitions"])) == (False, 3)
         done = runbook.json("retention", *window)

@@ -159,7 +159,7 @@ def test_error_line_is_short_names_what_it_can_and_ends_with_notes() -> None:
             "chainctl: Invalid value for '--until-idle': 'nan', expected a time span",
         ),
         (
-            ["receive", "--chain", "1", "--output", "x", "--follow", "--until-id", "4"],
+            ["receive", "--chain", "1", "--output", "x", "--follow", "--until", "4"],
             "chainctl: --follow goes on",
         ),
     ],

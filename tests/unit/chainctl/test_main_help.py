@@ -6,18 +6,20 @@ import shutil
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import chainctl
 from chainctl.main import COMPLETION_VARIABLE, cli, main
 from chainctl.options import EXAMPLES
-from chainctl.settings import SETTING_NAMES, has_flag
+from chainctl.settings import SETTING, SETTING_NAMES, has_flag
 from tests.cases import case
 from tests.command_lines import command_lines, commands_of, refusal_of
 from tests.programs import output_of
 
 ROOT = Path(chainctl.__file__).parent.parent
 LEAVES = dict(commands_of(cli))
+OPTIONS_MAX = 16
 
 
 def test_help_of_a_command_has_its_settings_apart_and_an_example_that_is_taken(
@@ -36,6 +38,32 @@ def test_help_of_a_command_has_its_settings_apart_and_an_example_that_is_taken(
             assert example.rstrip() == f"  chainctl {path} {EXAMPLES[path]}"
             for words in command_lines(example):
                 assert refusal_of(words) is None
+
+
+KINDS: dict[str, str] = {"DIR|URL": "FILE", "DIR": "FILE", "FOLDER": "FILE", "FILE.html": "FILE"}
+"""Metavars of one kind: a place for files."""
+
+
+def test_an_option_takes_one_kind_of_value_in_every_command() -> None:
+    taken = dict[str, set[str]]()
+    for command in LEAVES.values():
+        for option in command.params:
+            if isinstance(option, click.Option):
+                kind = "" if option.is_flag else option.metavar or option.type.name
+                for flag in option.opts:
+                    taken.setdefault(flag, set()).add(KINDS.get(kind, kind))
+    assert {flag: kinds for flag, kinds in taken.items() if len(kinds) > 1} == {}
+
+
+def test_no_command_has_more_than_sixteen_options_of_its_own() -> None:
+    shared = {"--chain", "--json", "--demo", "--http", "--reason", "--actor", "--dry-run"}
+    for path, command in LEAVES.items():
+        own = [
+            option.opts[0] for option in command.params
+            if isinstance(option, click.Option) and not (option.name or "").startswith(SETTING)
+            and not shared & {*option.opts}
+        ]  # fmt: skip
+        assert len(own) <= OPTIONS_MAX, (path, own)
 
 
 def test_page_of_operators_names_every_command_and_setting() -> None:

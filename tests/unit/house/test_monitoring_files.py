@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from chain_kernel.monitoring import METRICS_AGE, READY
-from chain_verifier.spark import follow
 from chainctl.commands.verifier import seal
 from matcher_receiver import stats as receiver
 from outbox import acts
@@ -26,7 +25,7 @@ ALERTS = ROOT / "deploy/monitoring/alerts.yml"
 DASHBOARD = ROOT / "deploy/monitoring/dashboard.json"
 OPERATIONS = ROOT / "docs/operations.md"
 
-PARTS = (sequencer, topic, receiver, relay, consumer, follow, seal)
+PARTS = (sequencer, topic, receiver, relay, consumer, seal)
 EXPORTED = [
     READY, METRICS_AGE, relay.WAITING, *acts.METRICS,
     *chain.from_iterable(part.METRICS for part in PARTS),

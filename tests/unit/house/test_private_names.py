@@ -12,6 +12,7 @@ import aiokafka.admin
 import aiokafka.client
 import aiokafka.conn
 import asyncpg
+import click
 import pyarrow.parquet as pq
 import pyspark
 import pytest
@@ -47,6 +48,8 @@ PRIVATE: Final[dict[str, tuple[Any, ...]]] = {
     "_jsparkSession": (SparkSession.__init__,),
     "_gateway": (pyspark.SparkContext,),
     "_gateway_client": (JavaGateway.set_gateway_client,),
+    # Bounds of a number, in a help.
+    "_describe_range": (click.IntRange,),
     # Where a session over Connect leads to.
     "_builder": (SparkConnectClient.__init__,),
     "_origin": (CapturedException.__init__,),

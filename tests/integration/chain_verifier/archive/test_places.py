@@ -13,14 +13,9 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from msgspec import json
 
-from chain_kernel.errors import InputError
 from chain_verifier.archive.manifest import chain_folder, held_manifest
-from chain_verifier.checks.topic_frames import WalkState
-from chain_verifier.findings import Finding, Kind
 from chain_verifier.places import open_to_read, place_of, write_text
-from chain_verifier.spark.follow import FollowLog
 from chainctl.main import main
 from local_stack.process import free_port
 from tests.integration.chain_verifier.cluster import SparkCluster, spark_environment
@@ -128,7 +123,7 @@ def test_archive_journal_and_report_are_at_urls(
     with open_to_read(file) as rows:
         content = rows.read()
     write_text(file, "other")
-    until = ("--until", str(2 * PARTITION_IDS), "--key-window", "0")
+    until = ("--until", str(2 * PARTITION_IDS), "--key-window-rows", "0")
     assert main(["archive", *here, "--check"]) == 1
     assert main(["retention", *here, *until]) == 2
     assert "is not the file that was written" in capsys.readouterr().err
@@ -161,24 +156,6 @@ def test_cluster_of_spark_verifies_the_rows_of_an_archive_at_a_url(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_follower_keeps_its_place_and_its_findings_at_a_url(store_url: str) -> None:
-    folder = place_of("--checkpoint", f"{store_url}/follower")
-    found = [Finding(kind=Kind.GAP, source="topic", after_id=3, until_id=5 + n) for n in (0, 1)]
-    walk = WalkState(frames=1, first_pid=0, highest=3, epoch=1, seen=())
-    log = FollowLog(folder, CHAIN_ID)
-    assert log.step is None
-    log.write(0, walk, found[:1])
-    log.write(1, walk, [])
-    log = FollowLog(folder, CHAIN_ID)
-    log.write(2, walk, found[1:])
-    assert FollowLog(folder, CHAIN_ID).is_done(2)
-    with open_to_read(log.findings_path) as file:
-        assert [json.decode(line, type=Finding) for line in file] == found
-    with pytest.raises(InputError, match=f"chain {CHAIN_ID}"):
-        FollowLog(folder, CHAIN_ID + 1)
-
-
 @pytest.mark.parametrize(
     ("url", "words"),
     [("ssh://host/x", "a URL that can be used"), ("s3://", "a URL that can be used")],

@@ -26,10 +26,10 @@ from chainctl.main import main
 spark = SparkSession.builder.getOrCreate()
 rows = "VALUES (1, 'a'), (2, 'a'), (4, 'a'), (1, 'b') AS t (seq, account)"
 spark.sql(f"CREATE TABLE trades USING delta AS SELECT * FROM {rows}")
-source = ("--source", "table:trades", "--id", "seq", "--key", "account", "--json")
-code = main(["verify", *source, "--findings-table", "found"])
+source = ("trades", "--id-column", "seq", "--key-column", "account", "--json")
+code = main(["verify", "table", *source, "--findings-table", "found"])
 spark.sql("INSERT INTO trades VALUES (3, 'a')")
-again = main(["verify", *source])
+again = main(["verify", "table", *source])
 print("CODES", code, again, spark.table("found").count())
 """
 

@@ -1,4 +1,4 @@
-"""`verify --replay`: states that services have stored, compared with a replay of the database."""
+"""`verify replay`: states that services have stored, compared with a replay of the database."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from tests.opened import connected
 
 ROWS = chain_of(random.Random(8), 60)
 FOLD = "tests.integration.chain_verifier.dataframe.books:BOOKS"
-VERIFY = ("verify", "--chain", str(CHAIN_ID), "--source", "database", "--replay", FOLD)
+VERIFY = ("verify", "replay", FOLD, "--chain", str(CHAIN_ID))
 SERVED = CHAIN_ID + 2
 DEADLINE_SECONDS = 60
 
@@ -234,9 +234,7 @@ def test_right_service_that_runs_meanwhile_has_no_differences(
         service = threads.submit(asyncio.run, serve(database, has_begun, is_over))
         try:
             assert has_begun.wait(DEADLINE_SECONDS)
-            code = main(
-                ["verify", "--chain", str(SERVED), *VERIFY[3:], "--states", "database:book_state"]
-            )
+            code = main([*VERIFY[:-1], str(SERVED), "--states", "database:book_state"])
         finally:
             is_over.set()
         service.result(DEADLINE_SECONDS)
@@ -251,7 +249,7 @@ def test_right_service_that_runs_meanwhile_has_no_differences(
         (("--states", "table:json.`/x`"), "parquet:PATH"),
         (("--states", "database:x; DROP"), "the name of a table"),
         (("--states", "database:chain_batch"), "it has no group"),
-        ((), "--states, too"),
+        ((), "--states"),
         (("--states", "json:x", "--local"), "--local"),
     ],
 )
@@ -269,5 +267,5 @@ def test_states_that_are_none_are_refused_in_one_line(
 def test_fold_that_is_none_is_refused(
     stored: Callable[..., None], capsys: pytest.CaptureFixture[str], fold: str
 ) -> None:
-    assert main([*VERIFY[:-1], fold, "--states", "json:x"]) == 2
+    assert main([*VERIFY[:2], fold, *VERIFY[3:], "--states", "json:x"]) == 2
     assert fold in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_bench_makes_its_report_again_from_saved_lines(call: Call, tmp_path: Pat
         f',"{name}":1.0' for name in ("wal_mib", *(f"{end}_cpu_seconds" for end in PROCESSES))
     )
     (tmp_path / "comparison.jsonl").write_text(f"{saved},{figures}}}}}\n")
-    done = call("bench", "--report", "--output", tmp_path)
+    done = call("bench", "--only-report", "--output", tmp_path)
     assert done.code == 0, done
     assert "12,345" in (tmp_path / "table.md").read_text()
     assert str(tmp_path / "comparison.svg") in done.out

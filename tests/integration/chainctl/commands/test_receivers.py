@@ -102,7 +102,7 @@ def test_unhalt_lets_a_receiver_start_again_and_reports_who_and_why(
             await store.record_halt(PrimaryBehind(chain_id, 30, 40), 40)
             await store.record_halt(PrimaryBehind(chain_id, 1, 2), 2)  # the first reason stays
         async with store_of(role_dsn(RECEIVER_WRITER), chain_id, "m") as store:
-            with pytest.raises(StillHalted, match=f"unhalt --chain {chain_id} --name m") as caught:
+            with pytest.raises(StillHalted, match=f"unhalt m --chain {chain_id}") as caught:
                 await store.load()
         assert caught.value.at_id == 40
         assert "ends at 30" in str(caught.value)
@@ -116,7 +116,7 @@ def test_unhalt_lets_a_receiver_start_again_and_reports_who_and_why(
         return found, act
 
     asyncio.run(halt_and_start())
-    arguments = ("unhalt", "--chain", chain_id, "--name", "m", "--reason")
+    arguments = ("unhalt", "m", "--chain", chain_id, "--reason")
     assert "--reason" in ctl.refused(*arguments, "  ")
     done = ctl(*arguments, "restored from the archive", "--actor", "eve")
     assert done.code == 0, done
@@ -165,7 +165,7 @@ def test_unhalt_with_the_receivers_own_role_is_refused(
     refused: Refused, chain_id: int, role_dsn: Callable[[str], str]
 ) -> None:
     line = refused(
-        "unhalt", "--chain", chain_id, "--name", "m", "--reason", "x",
+        "unhalt", "m", "--chain", chain_id, "--reason", "x",
         settings={"CHAINCTL_DATABASE": role_dsn(RECEIVER_WRITER)},
     )  # fmt: skip
     assert "expected a login that is a member of orderchain_owner" in line
@@ -237,7 +237,7 @@ def test_receiver_is_moved_reset_and_forgotten_with_a_reason_and_without_sql(
         "receivers", "move", "m", *chain, "--to", 17, "--reason", "x"
     )
     assert act("reset")["now"] == "checkpoint 0; 40 rows processed again"
-    ctl.done("unhalt", *chain, "--name", "m", "--reason", "looked at")
+    ctl.done("unhalt", "m", *chain, "--reason", "looked at")
     assert asyncio.run(load()) == replace(place(0), epoch=0)
     assert act("forget")["now"] == "forgotten"
     assert listed() == []

@@ -28,7 +28,7 @@ COMMANDS: list[list[object]] = [
     ["status", "--chain", 1],
     ["lag", "--chain", 1],
     ["gaps", "--chain", 1],
-    ["unhalt", "--chain", 1, "--name", "matcher", "--reason", "fixed"],
+    ["unhalt", "matcher", "--chain", 1, "--reason", "fixed"],
     ["seal", "export", "--chain", 1],
     ["fill", "--chain", 1, "--after", 0, "--until", 1],
     ["receive", "--chain", 1, "--output", "j"],
@@ -36,7 +36,7 @@ COMMANDS: list[list[object]] = [
     ["verify", "--chain", 1, "--source", "database"],
     ["verify", "--chain", 1, "--source", "database", "--local"],
     ["verify", "--all-chains", "--source", "database", "--local"],
-    ["verify", "--chain", 1, "--source", "database", "--follow"],
+    ["verify", "replay", "json:dumps", "--chain", 1, "--states", "json:s"],
     ["archive", *_ARCHIVE, "--until", 1],
     ["archive", *_ARCHIVE],
     ["retention", *_ARCHIVE, "--until", 1],
@@ -112,11 +112,11 @@ def test_schema_upgrade_in_this_version_does_nothing_and_to_another_is_refused(
     for options in ([], ["--finish"], ["--dry-run"]):
         done = ctl("schema", "upgrade", *options)
         assert (done.code, done.out, done.err) == (0, "", "chainctl: nothing to do\n")
-    line = ctl.refused("schema", "upgrade", "--to", 0)
+    line = ctl.refused("schema", "upgrade", "--target", 0)
     assert f"schema version was {SCHEMA_VERSION}, expected at most 0" in line
     newer = SCHEMA_VERSION + 1
-    line = ctl.refused("schema", "upgrade", "--to", newer)
-    assert f"--to was {newer}, expected at most {SCHEMA_VERSION}: use a newer orderchain" in line
+    line = ctl.refused("schema", "upgrade", "--target", newer)
+    assert f"--target was {newer}, expected at most {SCHEMA_VERSION}: use a newer" in line
     for version, refusal in (
         (newer, f"was {newer}, expected at most {SCHEMA_VERSION}; use a newer orderchain"),
         (1, f"was 1, expected {SCHEMA_VERSION}, and no migration leads to 2"),

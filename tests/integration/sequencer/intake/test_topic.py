@@ -134,7 +134,7 @@ async def test_topic_becomes_the_chain_across_restarts(chain: Chain, topic: Topi
             records.append((partition, f"tomb{number}".encode(), None))
     half = len(records) // 2
     await topic.add(records[:half])
-    async with taking(chain, topic, batch_rows=100):
+    async with taking(chain, topic, records_max=100):
         await until_begun(chain, topic)
     await topic.add(records[half:])
     async with taking(chain, topic) as intake:

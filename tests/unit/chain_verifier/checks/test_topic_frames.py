@@ -56,4 +56,3 @@ def test_walk_with_any_slices_in_any_order_knows_each_row_that_stood_before(
         highest = max(highest, rows[-1])
     assert walk.is_late is is_late
     assert walk.highest == (highest or 0)
-    assert TopicWalk(walk.state()).state() == walk.state()

@@ -39,7 +39,7 @@ class Feed:
 
     def intake(self, sequencer: Sequencer, **settings: Any) -> TopicIntake:
         config = TopicIntakeConfig(
-            **{"kafka": "memory:1", "topic": "orders", "batch_rows": 6, **settings}
+            **{"kafka": "memory:1", "topic": "orders", "records_max": 6, **settings}
         )
         return TopicIntake(config, sequencer, source=self.source)
 
@@ -105,7 +105,7 @@ async def test_records_that_are_no_orders_become_rejects_and_stop_nothing(feed: 
     }
     feed.topic.add(0, b"a", b"1")
     feed.topic.add(0, None, b"1")
-    async with feed.running(batch_rows=3) as intake:
+    async with feed.running(records_max=3) as intake:
         await until(feed.is_taken)
     assert feed.keys() == ["a", "orders/0#11"]
     found = {
@@ -123,7 +123,7 @@ async def test_records_that_are_no_orders_become_rejects_and_stop_nothing(feed: 
 async def test_records_of_more_bytes_than_a_batch_are_taken_in_parts(feed: Feed) -> None:
     large = [feed.topic.add(0, None, bytes(100_000)) for _ in range(5)]
     small = [feed.topic.add(0, None, b"" if at % 2 else None) for at in range(3_000)]
-    async with feed.running({"batch_bytes_max": PAYLOAD_BYTES_MAX}, batch_rows=9_000) as intake:
+    async with feed.running({"batch_bytes_max": PAYLOAD_BYTES_MAX}, records_max=9_000) as intake:
         await until(feed.is_taken)
     assert feed.keys() == [f"orders/0#{offset}" for offset in (*large, *small[1::2])]
     sizes = [sum(len(row.payload) for row in batch.events) for batch in feed.world.chain.batches]

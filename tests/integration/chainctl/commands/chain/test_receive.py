@@ -68,7 +68,7 @@ def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts
     ctl: Ctl, receive: Callable[..., Done], filled_once: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "ahead.jsonl"
-    assert receive(path, "--until-id", 1).code == 0
+    assert receive(path, "--until", 1).code == 0
     journal = path.read_bytes()
     row = lines(path)[0]
     row.update(id=ROWS + 5, pid=ROWS)
@@ -82,7 +82,7 @@ def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts
     path.write_bytes(journal)
     again = receive(path)
     assert again.code == 3, "a halt outlives the process"
-    assert f"chainctl unhalt --chain {filled_once} --name ahead.jsonl" in again.err
+    assert f"chainctl unhalt ahead.jsonl --chain {filled_once}" in again.err
     assert path.read_bytes() == journal
     chain = ("--chain", filled_once)
     status = ctl.json("status", *chain)
@@ -90,7 +90,7 @@ def test_receive_with_a_journal_ahead_of_the_database_halts_until_a_person_lifts
     assert (halted["receiver"], halted["halted"]) == (
         "ahead.jsonl", f"PrimaryBehind at {ROWS + 5}"
     )  # fmt: skip
-    ctl.done("unhalt", *chain, "--name", "ahead.jsonl", "--reason", "wrong file")
+    ctl.done("unhalt", "ahead.jsonl", *chain, "--reason", "wrong file")
     assert receive(path).code == 0
 
 
@@ -98,8 +98,8 @@ def test_receive_with_a_name_reports_how_far_it_has_come_and_without_one_does_no
     ctl: Ctl, receive: Callable[..., Done], filled_once: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "once.jsonl"
-    assert receive(path, "--until-id", 5).code == 0
-    assert receive(path, "--name", "auditor's journal", "--until-id", 7).code == 0
+    assert receive(path, "--until", 5).code == 0
+    assert receive(path, "--name", "auditor's journal", "--until", 7).code == 0
     lag = ctl("lag", "--chain", filled_once, "--json")
     places = {line["receiver"]: line["head_delivered"] for line in json.loads(lag.out)}
     assert places.get("auditor's journal") == 7
@@ -133,11 +133,11 @@ def test_receive_whose_reported_seal_is_contradicted_halts_and_keeps_what_it_rep
         assert (halted.code, "seal after" in halted.err) == (3, True), halted
     (line,) = json.loads(call("lag", *chain, "--json", settings=settings).out)
     assert (line["agrees"], line["halted"][:12]) == ("another seal", "SealMismatch")
-    tried = call("unhalt", *chain, "--name", "h", "--reason", "x", "--dry-run", settings=settings)
+    tried = call("unhalt", "h", *chain, "--reason", "x", "--dry-run", settings=settings)
     assert "it may start, and halts again: the database contradicts its checkpoint" in tried.err
-    repair = ("repair", *chain, "--from", "topic", "--reason", "ticket 512")
+    repair = ("repair", *chain, "--source", "topic", "--reason", "ticket 512")
     assert call(*repair, "--expect-seal", head, settings=settings).code == 0
-    unhalt = ("unhalt", *chain, "--name", "h", "--reason", "ticket 512")
+    unhalt = ("unhalt", "h", *chain, "--reason", "ticket 512")
     assert call(*unhalt, settings=settings).err.endswith("chainctl: it may start\n")
     assert call(*receive, settings=settings).code == 0
 
@@ -160,7 +160,7 @@ def test_receive_stores_the_gap_that_it_stands_before_until_it_has_passed_it(
     assert again.code == 3, again
     still = ctl("gaps", "--chain", filled, "--open", "--json")
     assert [gap["until_id"] for gap in json.loads(still.out)] == [2_000]
-    repair = ("repair", "--chain", filled, "--from", "topic", "--reason", "ticket 519")
+    repair = ("repair", "--chain", filled, "--source", "topic", "--reason", "ticket 519")
     ctl.done(*repair)
     ctl.done("receive", "--chain", filled, "--output", path)
     still = ctl("gaps", "--chain", filled, "--open", "--json")
@@ -172,7 +172,7 @@ def test_receive_with_the_read_only_role_alone_writes_the_journal_and_stores_not
 ) -> None:
     settings = {name: module_settings[name] for name in ("CHAINCTL_GAP_DATABASE", "CHAINCTL_KAFKA")}
     arguments = ("receive", "--chain", filled_once, "--output", tmp_path / "ro.jsonl")
-    done = call(*arguments, "--until-id", 9, settings=settings)
+    done = call(*arguments, "--until", 9, settings=settings)
     assert done.code == 0, done
     assert [row["id"] for row in lines(tmp_path / "ro.jsonl")] == list(range(1, 10))
     assert "database was ''" in refused(*arguments, "--name", "x", settings=settings)

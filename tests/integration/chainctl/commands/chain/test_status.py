@@ -32,7 +32,7 @@ def test_clock_that_has_gone_back_makes_no_negative_age(
 ) -> None:
     """All that is stored is of tomorrow."""
     chain = ("--chain", filled)
-    journal = ("--output", "j.jsonl", "--name", "matching", "--until-id", 1)
+    journal = ("--output", "j.jsonl", "--name", "matching", "--until", 1)
     ctl.done("receive", *chain, *journal)
     change("UPDATE chain_batch SET committed_at = now() + interval '1 day'")
     change("UPDATE chain_lease SET beat_at = now() + interval '1 day', released = false")

@@ -72,12 +72,12 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     in_window = retain(1)
     assert in_window.code == 2, in_window
     assert "before the window of keys of 1,000,000 rows" in in_window.err
-    above = retain(head + 1, "--key-window", 0)
+    above = retain(head + 1, "--key-window-rows", 0)
     assert (above.code, "the verified mark" in above.err) == (2, True), above
     slow = tmp_path / "slow.jsonl"
     receive = ("receive", "--chain", chain, "--output", slow, "--name", "slow")
-    ctl.done(*receive, "--until-id", 120)
-    needed = retain(121, "--key-window", 0)
+    ctl.done(*receive, "--until", 120)
+    needed = retain(121, "--key-window-rows", 0)
     assert (needed.code, "the checkpoint of receiver 'slow'" in needed.err) == (2, True), needed
     check = ("archive", "--chain", chain, "--archive", tmp_path / "archive", "--check")
     whole = ctl(*check)
@@ -86,7 +86,7 @@ def test_retention_above_what_anybody_needs_is_refused_in_a_line(
     file.write_bytes(file.read_bytes()[:-1])
     heard = ctl(*check)
     assert (heard.code, "is not the file that was written" in heard.out) == (1, True), heard
-    broken = retain(120, "--key-window", 0)
+    broken = retain(120, "--key-window-rows", 0)
     assert (broken.code, "expected an archive that verifies" in broken.err) == (2, True), broken
 
 
@@ -105,7 +105,7 @@ def test_retention_drops_what_it_detaches_and_what_was_detached_before(
     chain, head = archived
     before = tables_of(module_settings, chain)
     why = ("--drop", "--reason", "the disk fills, ticket 518", "--actor", "eve", "--json")
-    window = ("--key-window", 0)
+    window = ("--key-window-rows", 0)
     first = json.loads(retain(PARTITION_IDS, *window, "--json").out)["partitions"]
     assert first == [f"chain_page_{chain}_0"]
     assert tables_of(module_settings, chain) == before, "detached alone, it is still there"
@@ -147,7 +147,9 @@ def test_topic_that_still_has_the_archived_rows_is_no_finding(
     chain, head = archived
     verify = ("verify", "--local", "--chain", chain, "--source", "database", "--source", "topic")
     ctl.done(*verify)
-    done = retain(head - 1, "--key-window", 0, "--drop", "--reason", "the disk fills", "--json")
+    done = retain(
+        head - 1, "--key-window-rows", 0, "--drop", "--reason", "the disk fills", "--json"
+    )
     boundary = json.loads(done.out)["boundary_id"]
     report = ctl.json(*verify)
     assert (report["start"], report["findings"]) == (boundary, [])
@@ -159,10 +161,10 @@ def test_retention_drops_no_table_that_the_archive_does_not_hold(
     module_settings: dict[str, str], archived: tuple[int, int], retain: Retention, tmp_path: Path
 ) -> None:
     chain, _ = archived
-    why = ("--key-window", 0, "--drop", "--reason", "the disk fills")
+    why = ("--key-window-rows", 0, "--drop", "--reason", "the disk fills")
     without = retain(1, "--drop")
     assert (without.code, "--reason was not given, expected" in without.err) == (2, True), without
-    assert retain(PARTITION_IDS, "--key-window", 0).code == 0
+    assert retain(PARTITION_IDS, "--key-window-rows", 0).code == 0
     before = tables_of(module_settings, chain)
 
     # More rows than the archive has of these ids: somebody has added some.
@@ -193,7 +195,7 @@ def test_a_receiver_older_than_the_database_catches_up_from_the_archive(
     ctl: Ctl, archived: tuple[int, int], retain: Retention, tmp_path: Path
 ) -> None:
     chain, head = archived
-    done = retain(head - 1, "--key-window", 0, "--json")
+    done = retain(head - 1, "--key-window-rows", 0, "--json")
     assert done.code == 0, done
     boundary = json.loads(done.out)["boundary_id"]
     assert 0 < boundary < head
@@ -208,11 +210,11 @@ def test_a_receiver_older_than_the_database_catches_up_from_the_archive(
 
     journal = tmp_path / "with.jsonl"
     with_archive = (*receive, journal, "--archive", tmp_path / "archive")
-    ctl.done(*with_archive, "--until-id", boundary // 2)
+    ctl.done(*with_archive, "--until", boundary // 2)
     assert ids_of(journal)[-1] == boundary // 2
     ctl.done(*with_archive)
     assert (len(ids_of(journal)), ids_of(journal)[-1]) == (ROWS, head)
-    verify = ("verify", "--local", "--chain", chain, "--start", 0, "--head", head)
+    verify = ("verify", "--local", "--chain", chain, "--after", 0, "--head", head)
     rows = (tmp_path / "archive" / f"chain-{chain}").glob("rows-*.parquet")
     assert any(rows)
     ctl.done(
@@ -235,7 +237,7 @@ async def test_a_receiver_from_the_beginning_goes_from_the_archive_to_the_databa
     tmp_path: Path,
 ) -> None:
     chain, head = archived
-    retained = await asyncio.to_thread(retain, head - 1, "--key-window", 0)
+    retained = await asyncio.to_thread(retain, head - 1, "--key-window-rows", 0)
     assert retained.code == 0, retained
     reader = GapReader(
         GapReaderConfig(database=module_settings["CHAINCTL_GAP_DATABASE"], chain_id=chain)

@@ -92,7 +92,7 @@ class Whole:
 
     def repair(self, source: str, *options: object) -> Done:
         named = self.sources.get(source, source)
-        return self.ctl("repair", "--chain", self.chain, "--from", named, *WHY, *options)
+        return self.ctl("repair", "--chain", self.chain, "--source", named, *WHY, *options)
 
     def fix(self, source: str, *options: object) -> tuple[int, Any]:
         """Repair it; returns the exit code and what JSON shows."""
@@ -287,7 +287,7 @@ def test_tail_of_a_term_that_the_restore_has_lost_needs_a_kept_seal(whole: Whole
     before, ends = whole.stored(), whole.ends()
     seals = {last: row[6].hex() for last, row in zip(ends, before[0], strict=True)}
     vault = whole.folder / "vault"
-    whole.ctl.done("seal", "export", "--chain", whole.chain, "--to", vault)
+    whole.ctl.done("seal", "export", "--chain", whole.chain, "--store", vault)
     whole.lose_tail(head)
     whole.execute(
         f"DELETE FROM chain_term WHERE chain_id = CHAIN AND epoch > {epoch[0]}",
@@ -361,7 +361,7 @@ def test_tail_is_not_added_under_a_leader_that_lives(
 @pytest.mark.parametrize("source", ["database", "parquet:x", "archive:", "journal:", "x"])
 def test_source_that_is_none_is_refused(refused: Refused, source: str) -> None:
     settings = {"CHAINCTL_DATABASE": "postgresql://x@127.0.0.1:1/x", "CHAINCTL_KAFKA": "k:1"}
-    line = refused("repair", "--chain", 1, "--from", source, *WHY, settings=settings)
+    line = refused("repair", "--chain", 1, "--source", source, *WHY, settings=settings)
     assert "expected topic, topic:NAME, journal:FILE or archive:DIR" in line
 
 
@@ -369,7 +369,7 @@ def test_source_that_is_none_is_refused(refused: Refused, source: str) -> None:
 def test_reason_and_rights_are_asked_for(
     call: Call, refused: Refused, postgres_server: PostgresServer, settings: Settings, whole: Whole
 ) -> None:
-    here = ("repair", "--chain", whole.chain, "--from", whole.sources["journal"])
+    here = ("repair", "--chain", whole.chain, "--source", whole.sources["journal"])
     assert "'--reason'" in whole.ctl.refused(*here)
     whole.execute(CHANGE)
     name = settings["CHAINCTL_DATABASE"].rpartition("/")[2]
@@ -384,7 +384,7 @@ def test_archive_of_another_database_is_refused(whole: Whole) -> None:
     other = "00000000-0000-0000-0000-000000000001"
     text = {**json.loads(manifest.read_text()), "database_id": other}
     manifest.write_text(json.dumps(text))
-    here = ("repair", "--chain", whole.chain, "--from", whole.sources["archive"], *WHY)
+    here = ("repair", "--chain", whole.chain, "--source", whole.sources["archive"], *WHY)
     assert f"archive of database was '{other}'" in whole.ctl.refused(*here)
 
 

@@ -2,14 +2,13 @@
 
 import json
 import re
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.builders.orders import order_file
-from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
+from tests.integration.chainctl.conftest import Call, Ctl, Refused
 from tests.stored_pages import as_owner
 
 ROWS = 500
@@ -49,7 +48,7 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
 ) -> None:  # fmt: skip
     key, vault = tmp_path / "seal.key", tmp_path / "vault"
     public = call("seal", "key", key).out.strip()
-    export = ("seal", "export", "--chain", filled, "--to", vault, "--sign", key)
+    export = ("seal", "export", "--chain", filled, "--store", vault, "--sign", key)
     ctl.done(*export)
     ctl.done("sequence", "--chain", filled, "--input", order_file(tmp_path / "more.csv", 1))
     done = ctl(*export, "--json")
@@ -80,8 +79,8 @@ def test_signed_seals_of_a_folder_show_what_was_changed_later(
     assert ctl(*verify).code == 1
     first.write_text(first.read_text().replace(f'"id": {ROWS}', f'"id": {ROWS - 1}'))
     assert "signature of" in ctl.refused(*verify)
-    assert "needs --to" in refused("seal", "export", "--chain", filled, "--every", "1h")
-    assert "--http needs --every" in refused("seal", "export", "--to", vault, "--http", 0)
+    assert "needs --store" in refused("seal", "export", "--chain", filled, "--every", "1h")
+    assert "--http needs --every" in refused("seal", "export", "--store", vault, "--http", 0)
 
 
 @pytest.mark.usefixtures("spark")
@@ -103,22 +102,3 @@ def test_verify_with_an_exported_seal_finds_a_payload_that_was_changed_later(
     assert broken.code == 1, broken
     assert "seal mismatch" in broken.out
     assert f"row {ROWS // 2} differs from database in payload" in broken.out
-
-
-@pytest.mark.nightly
-@pytest.mark.spark
-@pytest.mark.timeout(300)
-def test_verify_with_follow_reports_a_changed_row_and_goes_on_until_it_is_stopped(
-    start: Start, module_settings: dict[str, str], filled: int, tmp_path: Path
-) -> None:
-    change(module_settings, filled)
-    sources = ["--source", "database", "--source", "topic"]
-    arguments = ["verify", "--chain", filled, *sources, "--follow", "--checkpoint", tmp_path / "f"]
-    follower = start(*arguments, settings=module_settings)
-    assert follower.stdout is not None
-    shown = follower.stdout.readline()
-    assert shown == f"topic: row {ROWS // 2} differs from database in payload\n"
-    assert follower.poll() is None
-    follower.send_signal(signal.SIGINT)
-    out, err = follower.communicate()
-    assert (follower.returncode, out) == (130, ""), err

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from chainctl.commands.verifier.verify import MODES, verify
-from chainctl.settings import SETTING
 from tests.builders.orders import order_file
 from tests.deadlines import Deadline, deadline
 from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
@@ -148,16 +146,6 @@ def test_verify_with_a_source_that_cannot_be_used_is_refused_at_once(
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        (("--follow", "--seals"), "--seals"),
-        (("--follow", "--report", "page.html"), "--report"),
-        (("--follow", "--since-verified"), "--since-verified"),
-        (("--follow", "--local"), "--local"),
-        (("--follow", "--head", 5), "--head"),
-        (("--follow", "--findings", "here"), "--findings"),
-        (("--follow", "--chain", 2), "one chain"),
-        (("--follow", "--keys"), "--keys"),
-        (("--key-window", 5), "--key-window"),
-        (("--checkpoint", "here"), "--checkpoint"),
         (("--chain", 1), "each chain once"),
         (("--all-chains",), "--all-chains"),
         (("--chain", 2, "--head", 5), "--head"),
@@ -172,59 +160,20 @@ def test_verify_with_options_that_do_not_go_together_is_refused_naming_one(
     assert shown in refused("verify", "--chain", 1, "--source", "database", *options)
 
 
-REPLAY = ("--source", "database", "--replay", "m:F", "--states", "json:x")
-TABLE = ("--source", "table:t", "--id", "seq")
-OPTIONS = {
-    "--head": (5,), "--start": (5,), "--since-verified": (), "--actor": ("eve",), "--seals": (),
-    "--expect-seal": ("1:aa",), "--expect-seals": ("here",), "--seal-public-key": ("aa",),
-    "--keys": (), "--key-window": (5,), "--findings": ("here",), "--report": ("page.html",),
-    "--all-chains": (), "--local": (), "--follow": (), "--checkpoint": ("here",), "--http": (0,),
-    "--id": ("seq",), "--pid": ("pid",), "--key": ("key",), "--order": ("at",),
-    "--findings-table": ("t",), "--lineage": ("run.json",), "--chain": (1,),
-    "--replay": ("m:F",), "--states": ("json:x",), "--master": ("local",),
-}  # fmt: skip
-TAKEN = {
-    TABLE: {"--id", "--pid", "--key", "--order", "--findings-table", "--lineage", "--master"},
-    # With `--follow`, it is `--replay` that is refused.
-    REPLAY: {"--chain", "--replay", "--states", "--master", "--follow"},
-}
-
-
-@pytest.mark.parametrize(
-    ("mode", "option"),
-    [(mode, option) for mode, taken in TAKEN.items() for option in sorted({*OPTIONS} - taken)],
-)
-def test_verify_of_a_table_and_replay_refuse_every_option_that_they_would_not_use(
-    refused: Refused, mode: tuple[str, ...], option: str
-) -> None:
-    chain = ("--chain", 1) if mode == REPLAY else ()
-    assert f"{option} was" in refused("verify", *chain, *mode, option, *OPTIONS[option])
-
-
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
         (("--actor", "eve"), "--actor was 'eve', expected --since-verified"),
         (("--local", "--master", "local"), "--master was"),
         (("--local", "--findings", "here"), "--findings was"),
-        (("--local", "--http", 0), "--http was"),
-        (("--states", "json:x"), "--states was 'given', expected --replay, too"),
-        (("--follow", "--actor", "eve"), "--actor was"),
-        (("--follow", "--replay", "m:F"), "--replay was"),
-        (("--follow", "--seal-public-key", "aa"), "--seal-public-key was"),
-        (("--replay", "m:F", "--states", "json:x", "--chain", 2), "one chain"),
+        (("table", "t"), "--chain belongs after table"),
+        (("replay", "m:F"), "--chain belongs after replay"),
     ],
 )
 def test_verify_refuses_every_option_that_it_would_not_use(
     refused: Refused, options: tuple[str | int, ...], shown: str
 ) -> None:
     assert shown in refused("verify", "--chain", 1, "--source", "database", *options)
-
-
-def test_every_option_of_verify_is_one_of_a_mode_or_of_all() -> None:
-    own = [each for each in verify.params if not (each.name or "").startswith(SETTING)]
-    names = {each.opts[0] for each in own}
-    assert names - {"--source", "--demo", "--json"} == frozenset().union(*MODES.values())
 
 
 @pytest.mark.parametrize("option", ["--expect-seal", "--expect-seals"])
@@ -310,7 +259,7 @@ def test_verify_since_verified_goes_on_at_the_mark_and_moves_it_only_when_all_is
     assert (broken.code, json.loads(broken.out)["start"]) == (1, FILLED_ROWS), broken
     assert "stays: not everything is whole" in broken.err
     assert json.loads(ctl(*since).out)["start"] == FILLED_ROWS
-    refused = ctl(*since, "--start", 5)
+    refused = ctl(*since, "--after", 5)
     assert refused.code == 2, refused
 
 
@@ -323,7 +272,7 @@ def test_verify_with_a_contradicted_mark_names_it_and_all_else_that_differs(
     delete_row(module_settings, filled, DELETED)
     rewrite(module_settings, filled)
     page = tmp_path / "page.html"
-    for asked in ((*since, "--report", page), arguments, (*arguments, "--start", 0)):
+    for asked in ((*since, "--report", page), arguments, (*arguments, "--after", 0)):
         done = ctl(*asked)
         assert done.code == 1, done
         report = json.loads(done.out)
@@ -359,7 +308,7 @@ def test_verify_with_keys_names_two_rows_under_one_key(
     as_owner(module_settings, same)
     without = ctl(*arguments)
     assert (without.code, "), keys not compared" in without.out) == (0, True), without
-    found = ctl(*arguments, "--keys", "--key-window", 6, "--json")
+    found = ctl(*arguments, "--keys", "--key-window-rows", 6, "--json")
     assert found.code == 1, found
     (finding,) = json.loads(found.out)["findings"]
     assert (finding["kind"], finding["ids"]) == ("repeated_key", [3, 9])
@@ -374,13 +323,10 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize(
-    "more", [(), ("--source", "topic", "--follow", "--checkpoint", "kept")], ids=["once", "follow"]
-)
 def test_start_of_spark_is_shown_where_stderr_is_no_terminal(
-    start: Start, module_settings: dict[str, str], filled_once: int, more: tuple[str, ...]
+    start: Start, module_settings: dict[str, str], filled_once: int
 ) -> None:
-    arguments = ("verify", "--chain", filled_once, "--source", "database", *more)
+    arguments = ("verify", "--chain", filled_once, "--source", "database")
     process = start(*arguments, settings=module_settings, script=OFTEN)
     assert process.stderr is not None
     line = process.stderr.readline()

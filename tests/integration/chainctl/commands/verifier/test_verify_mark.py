@@ -46,7 +46,7 @@ def test_revoked_mark_takes_later_ones_with_it_and_verification_begins_before_it
     assert {(mark["holds"], mark["verified_by"]) for mark in listed(call, settings, chain)} == {
         ("yes", "ann")
     }
-    revoke = ("chain", "verify-mark", "revoke", *here, "--from", marked[1], *WHY, "--json")
+    revoke = ("chain", "verify-mark", "revoke", *here, "--mark", marked[1], *WHY, "--json")
     tried = call(*revoke, "--dry-run", settings=settings)
     assert tried.code == 0, tried
     assert json.loads(tried.out)["act_id"] is None
@@ -80,7 +80,7 @@ def test_contradicted_mark_is_listed_and_once_revoked_the_chain_is_whole(
     found = call(*verify, settings=settings)
     assert (found.code, "A contradicted mark" in found.out) == (1, True), found
     assert listed(call, settings, chain)[0]["holds"] == "another seal"
-    revoke = ("chain", "verify-mark", "revoke", *here, "--from", marked[-1], *WHY)
+    revoke = ("chain", "verify-mark", "revoke", *here, "--mark", marked[-1], *WHY)
     assert call(*revoke, settings=settings).code == 0
     assert call(*verify, settings=settings).code == 0
 
@@ -88,7 +88,7 @@ def test_contradicted_mark_is_listed_and_once_revoked_the_chain_is_whole(
 def test_mark_that_is_none_is_refused(ctl: Ctl, chain: int, marked: list[int]) -> None:
     here = ("chain", "verify-mark", "revoke", "--chain", chain)
     assert "'--reason'" in ctl.refused(*here)
-    none = ctl.refused(*here, "--from", marked[0] + 1, *WHY)
+    none = ctl.refused(*here, "--mark", marked[0] + 1, *WHY)
     assert "the row of a mark" in none
     other = ctl.refused(*here[:-1], 9, *WHY)
     assert "chainctl chain create 9" in other

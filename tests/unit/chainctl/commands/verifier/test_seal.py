@@ -1,4 +1,4 @@
-"""`seal export --to`: what goes out, and what an answer, or a disk, leads to."""
+"""`seal export --store`: what goes out, and what an answer, or a disk, leads to."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Export:
         monkeypatch.delenv(name.upper(), raising=False)
 
     def run(place: object, *more: str) -> Done:
-        return call_here(["seal", "export", "--to", place, *more], SETTINGS, tmp_path)
+        return call_here(["seal", "export", "--store", place, *more], SETTINGS, tmp_path)
 
     return run
 
@@ -114,7 +114,7 @@ def test_seal_export_to_a_url_puts_the_file_below_it(export: Export, status: int
 def test_seal_export_to_a_url_that_takes_no_files_is_refused(export: Export, status: int) -> None:
     with answering(status) as server:
         line = one_line(export(server.url), 2)
-    assert "--to" in line
+    assert "--store" in line
     assert "a place that takes files" in line
     assert str(status) in line
 
@@ -143,7 +143,7 @@ def test_seal_export_to_a_silent_server_ends_at_its_deadline(
 @pytest.mark.parametrize("url", ["http://", "http://host:port/", "http://user:secret@host/"])
 def test_seal_export_to_what_is_no_url_is_refused(export: Export, url: str) -> None:
     line = one_line(export(url), 2)
-    assert "--to" in line
+    assert "--store" in line
     assert "secret" not in line
 
 
@@ -213,4 +213,4 @@ def test_seal_export_again_and_again_outlives_a_full_disk(
 def test_seal_export_to_where_no_folder_can_be_is_refused(export: Export, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in ("file", "file/below", "/proc/seals", "x" * 300):
-        assert "--to" in one_line(export(tmp_path / place), 2)
+        assert "--store" in one_line(export(tmp_path / place), 2)
