@@ -1,7 +1,7 @@
 """The marks of the house, counted from the code: `python -m tools.marks` prints them.
 
-The number in brackets is what is wanted. They are held against, not gamed: a figure that moves the wrong way asks for a reason. `--list`
-names what each count is made of.
+The number in brackets is what is wanted. Marks are held against, not gamed: a figure that moves the
+wrong way asks for a reason. `--list` names what each count is made of.
 """
 
 from __future__ import annotations
