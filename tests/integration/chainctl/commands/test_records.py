@@ -372,7 +372,7 @@ def test_doctor_names_receivers_and_marks_with_trouble_and_a_schema_that_was_cha
         )
     halted = found[f"receiver m of chain {filled_once}"]
     assert (halted["state"], halted["found"]) == ("failed", "has halted: ForkFound at 7")
-    assert f"unhalt --chain {filled_once}" in halted["to_do"]
+    assert f"--chain {filled_once}" in halted["to_do"]
     lacking = found[f"receiver g of chain {filled_once}"]
     assert (lacking["state"], "after 3 up to 5" in lacking["found"]) == ("failed", True)
     assert f"repair --chain {filled_once}" in lacking["to_do"]

@@ -36,7 +36,6 @@ COMMANDS: list[list[object]] = [
     ["verify", "--chain", 1, "--source", "database"],
     ["verify", "--chain", 1, "--source", "database", "--local"],
     ["verify", "--all-chains", "--source", "database", "--local"],
-    ["verify", "replay", "json:dumps", "--chain", 1, "--states", "json:s"],
     ["archive", *_ARCHIVE, "--until", 1],
     ["archive", *_ARCHIVE],
     ["retention", *_ARCHIVE, "--until", 1],
