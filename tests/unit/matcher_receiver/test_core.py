@@ -203,6 +203,13 @@ def test_state_goes_from_catching_up_through_filling_to_live(chain: Chain) -> No
     assert core.head == chain.mark()
 
 
+def test_gap_that_is_seen_or_denied_ends_no_start(chain: Chain) -> None:
+    core = ReceiveCore(chain.chain_id, chain.mark(0))
+    for change in (core.see_gap, core.deny_gap):
+        change()
+        assert core.state is State.CATCHING_UP
+
+
 def test_filled_run_with_another_parent_halts_as_fork(chain: Chain) -> None:
     core = core_at(chain, chain.batches[0].last_id)
     decision = core.accept_filled(run_of(chain, chain.batches[1].last_id, chain.mark().id))
@@ -286,9 +293,11 @@ def test_proof_of_a_place_passed_since_is_what_runs_end_with(chain: Chain) -> No
     core.deliver(*framed(header, events))
     assert core.accept_proof(asked, standing_of(chain, asked.id))
     earlier = chain.mark(chain.batches[0].last_id)
-    assert core.accept_proof(earlier, standing_of(chain, earlier.id)), "whose answer came late"
+    late = msgspec.structs.replace(standing_of(chain, earlier.id), terms=())
+    assert core.accept_proof(earlier, late)
     assert core.compared_from == chain.mark(asked.id)
     header, events = chain.headers(chain.add(2), 6)[0]
+    assert core.admit(*framed(header, events)) is None, "terms are those of our own head alone"
     run = core.deliver(*framed(header, events))
     assert isinstance(run, Run)
     assert run.end == proven_at(chain, 1, events[-1].id)
