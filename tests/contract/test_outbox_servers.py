@@ -161,7 +161,7 @@ class Draw:
             ("begin", ("a", numbers, False)),
             ("starts", (["a", "b"],)), ("know_partitions", (["a", "a", "b"], [0, 1, 0])),
             ("keep_floors", (["a", "a", "b"], [0, 1, 0], self.some()[:1] * 3)),
-            ("highest_floors", ()), ("horizon", (datetime.now(UTC),)), ("retire", (self.ids[1],)),
+            ("highest_floors", ()), ("horizon", (datetime.now(UTC),)), ("retire", (self.ids[3],)),
         ))  # fmt: skip
         return sql[name], (self.random.choice((1, 1, 2)), *given)
 
@@ -228,6 +228,7 @@ async def played(seed: int, fetch: Fetch, dump: Callable[[], Any]) -> AsyncItera
     for number, name in enumerate("xy", start=1):
         await fetch(sql["register"], name)
         await fetch(sql["know_topics"], number, ["a", "b"])
+        yield name, [row["consumer_id"] for row in await fetch(sql["find_consumer"], name)]
     for statement, given in Draw(seed).calls():
         rows = sorted(str(plain(list(row))) for row in await fetch(statement, *given))
         yield statement[:60], rows, await dump()
