@@ -8,13 +8,11 @@ byte.
 from __future__ import annotations
 
 import zlib
-from binascii import a2b_base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from chain_kernel.clock import time_of
@@ -46,6 +44,8 @@ from outbox.sender.due_decisions import (
 )
 from outbox.sender.store import RETRY_SLACK_SECONDS
 from outbox.statuses import FINAL, SENDABLE, Change, Status, after
+from outbox.testing.servers.kafka import SentRecord
+from outbox.testing.servers.sender import _messages
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
@@ -59,17 +59,6 @@ if TYPE_CHECKING:
 
 PARTITIONS: Final = 3
 """Partitions of each topic: enough for keys to overtake each other."""
-
-
-class SentRecord(Struct, frozen=True):
-    """What consumers read of aiokafka's records."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes
-    headers: tuple[tuple[str, bytes], ...]
 
 
 @dataclass
@@ -369,20 +358,3 @@ def _as_due(row: DeliveryRow, now: float) -> DueDelivery:
         sent_seconds=None if row.sent_at is None else now - row.sent_at,
         size=len(row.message.payload),
     )
-
-
-def _messages(
-    message_ids: Sequence[str],
-    destinations: Sequence[str],
-    keys: Sequence[str | None],
-    headers: Sequence[str | None],
-    payloads: Sequence[str],
-) -> list[Message]:
-    """Return what the columns of the statement `STORE` hold, which come as text."""
-    own = [None if each is None else msgspec.json.decode(each) for each in headers]
-    return [
-        Message(UUID(message_id), destination, a2b_base64(payload), key, header)
-        for message_id, destination, payload, key, header in zip(
-            message_ids, destinations, payloads, keys, own, strict=True
-        )
-    ]

@@ -8,7 +8,7 @@ from uuid import UUID
 from chain_kernel.sql import load_sql
 from outbox.consumer.attempts import _CHECKED
 from outbox.message import smallest_id
-from outbox.testing.servers.sql import GONE, Record, Rows, records
+from outbox.testing.servers.sql import GONE, Record, Rows, now, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -241,7 +241,7 @@ class InboxTables:
 
     async def _do_bury(self, tx: SqlTransaction, of: int, *given: Value) -> list[Record]:
         names = (*STORED, "failures", "reason", "last_error")
-        row = dict(zip(names, given, strict=True))
+        row = {**dict(zip(names, given, strict=True)), "dead_at": now()}
         is_new = await self.dead.insert(tx, (of, given[0]), row)
         return records("message_id", [given[:1]] if is_new else [])
 

@@ -14,6 +14,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from chain_kernel.clients.kafka import (
     CommitFailedError,
     IllegalStateError,
@@ -23,11 +25,13 @@ from chain_kernel.clients.kafka import (
     TopicPartition,
     UnknownTopicOrPartitionError,
 )
-from outbox.testing.memory_deliveries import SentRecord
+from chain_kernel.testing.virtual_loop import current_process
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from random import Random
+
+    from chain_kernel.testing.virtual_loop import Process
 
 
 Content = tuple[bytes | None, bytes, tuple[tuple[str, bytes], ...]]
@@ -39,9 +43,19 @@ Ask = Callable[[Callable[[], Any]], Awaitable[Any]]
 BATCH_RECORDS_MAX: Final = 3
 """Records of one batch: so few that a send has several."""
 
-BEAT_SECONDS: Final = 0.25
-SESSION_SECONDS: Final = 3.0
-"""A member that is not heard of for so long is out of its group."""
+SESSION_BEATS: Final = 12
+"""A member that is not heard of for so many beats is out of its group."""
+
+
+class SentRecord(Struct, frozen=True):
+    """What consumers read of aiokafka's records."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...]
 
 
 class Unanswered(KafkaError):  # type: ignore[misc] # aiokafka is untyped
@@ -78,7 +92,7 @@ class Group:
         now = asyncio.get_running_loop().time()
         self._seen[member] = now
         for other, at in list(self._seen.items()):
-            if at < now - SESSION_SECONDS:
+            if at < now - SESSION_BEATS * self._broker.beat_seconds:
                 self.leave(other)
         if joins:
             self._joined.add(member)
@@ -91,6 +105,11 @@ class Group:
             self._joined, self._shared, self.generation = set(), places, self.generation + 1
             return Share(self.generation, self._shares[member])
         return None
+
+    def end(self, process: Process) -> None:
+        """Take the members of a process out that was killed."""
+        for member in [each for each in self._seen if each.process is process]:
+            self.leave(member)
 
     def leave(self, member: MemoryConsumer) -> None:
         """Take a member out."""
@@ -106,6 +125,11 @@ class Group:
 
 class Broker:
     """Topics by name, with the records of each partition, and groups by name."""
+
+    beat_seconds = 0.25
+    """How often members are heard of."""
+    look_seconds = 0.0
+    """How long a look for records lasts at least: idle consumers take fewer steps so."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -253,6 +277,7 @@ class MemoryConsumer(MemoryClient):
         reset: str,
     ) -> None:
         super().__init__(broker, ask)
+        self.process = current_process()
         self.subscribed = topics
         self.generation = -1
         self._group = broker.group(group_id) if group_id is not None else None
@@ -291,14 +316,14 @@ class MemoryConsumer(MemoryClient):
     async def _belong(self) -> None:
         group, joins = self._require_group(), False
         while True:
-            pause = BEAT_SECONDS
+            pause = self.broker.beat_seconds
             with suppress(Unanswered):
                 share = await self._ask(partial(group.beat, self, joins))
                 is_new = share is None or share.generation != self.generation
                 if is_new and not joins:
                     await self._revoked()
                 if share is None:
-                    pause = BEAT_SECONDS / 10 if joins else 0.0
+                    pause = 0.025 if joins else 0.0
                 elif is_new or joins:
                     self.generation, self._at = share.generation, dict.fromkeys(share.places)
                     if self._listener is not None:
@@ -353,7 +378,8 @@ class MemoryConsumer(MemoryClient):
         self, *, timeout_ms: int, max_records: int
     ) -> dict[TopicPartition, list[SentRecord]]:
         """See aiokafka."""
-        end = asyncio.get_running_loop().time() + timeout_ms / 1_000
+        seconds = max(timeout_ms / 1_000, self.broker.look_seconds)
+        end = asyncio.get_running_loop().time() + seconds
         while True:
             grown = self.broker.grown
             with suppress(Unanswered):

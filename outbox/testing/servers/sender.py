@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from binascii import a2b_base64
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -14,17 +15,16 @@ from msgspec.structs import asdict
 from chain_kernel.sql import load_sql
 from chain_kernel.testing.memory_sql import stored_already
 from chain_kernel.testing.virtual_loop import virtual_clock
-from outbox.message import smallest_id
-from outbox.sender.business import STORE, WAKE
+from outbox.message import Message, smallest_id
+from outbox.sender.business import STORE, WAKE, add
 from outbox.session import OUTBOX_TABLES
-from outbox.testing.memory_deliveries import _messages
 from outbox.testing.servers.sql import GONE, NEVER, Record, Rows, after, now, records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
 
-    from chain_kernel.testing.memory_sql import SqlTransaction
+    from chain_kernel.testing.memory_sql import MemoryConnection, SqlTransaction
     from outbox.destination import Destination
     from outbox.testing.servers.sql import Changed, Key, OutboxDatabase, Row, Value
 
@@ -58,6 +58,9 @@ class SenderTables:
         ):
             database.answer_all(statements, self)
         database.answer_all(CHECKED, _CheckedSender(self))
+        for count in range(2, 6):
+            given = ", ".join(f"${number}" for number in range(1, count + 1))
+            database.build_in(f"SELECT outbox_add({given})", _add_one)
 
     # -- adding ------------------------------------------------------------------------------------
 
@@ -66,7 +69,10 @@ class SenderTables:
 
     async def _do_store(self, tx: SqlTransaction, *given: Value) -> list[Record]:
         claim, check_at, sender, mark = given[5:]
-        for message in _messages(*given[:5]):
+        messages = _messages(*given[:5])
+        if refused := list(self._refused(messages)):
+            return records("position destination payload_bytes_max", refused)
+        for message in messages:
             headers = msgspec.json.encode(message.headers).decode() if message.headers else None
             row = {**asdict(message), "headers": headers, "sender": sender}
             if not await self.messages.insert(tx, message.message_id, row):
@@ -80,6 +86,13 @@ class SenderTables:
             marks.append(mark)
             tx.add(undo=lambda: marks.remove(mark))
         return []
+
+    def _refused(self, messages: Iterable[Message]) -> Iterator[tuple[int, str, int | None]]:
+        for position, each in enumerate(messages, start=1):
+            rules = self.destinations.get(each.destination)
+            most = None if rules is None else rules.payload_bytes_max
+            if most is None or len(each.payload) > most:
+                yield position, each.destination, most
 
     def _delivery(self, name: str, claim: Value, check_at: str | None, sender: str | None) -> Row:
         is_ready, due = check_at is None, after(0.0)
@@ -504,6 +517,28 @@ class DecisionTables:
 
 _UNCLAIMED: Final[dict[str, Any]] = {"claim_count": 0, "claim_token": None}
 _GIVEN_UP: Final = {"status": 3, "next_send_at": NEVER, **_UNCLAIMED}
+
+
+def _messages(
+    ids: Names, destinations: Names, keys: Sequence[str | None], headers: Sequence[str | None],
+    payloads: Names,
+) -> list[Message]:  # fmt: skip
+    """Return what the columns of the statement `STORE` hold, which come as text."""
+    own = [None if each is None else msgspec.json.decode(each) for each in headers]
+    return [
+        Message(UUID(message_id), destination, a2b_base64(payload), key, header)
+        for message_id, destination, payload, key, header in zip(
+            ids, destinations, payloads, keys, own, strict=True
+        )
+    ]
+
+
+async def _add_one(connection: MemoryConnection, *fields: Value) -> list[tuple[UUID]]:
+    """Do what the function `outbox_add` does."""
+    key, headers, message_id = [*fields[2:], None, None, None][:3]
+    own = msgspec.json.decode(headers) if isinstance(headers, str) else headers
+    given: Any = connection
+    return [(await add(given, *fields[:2], key=key, headers=own, message_id=message_id),)]
 
 
 def _uuid(text: str | None) -> UUID | None:

@@ -171,7 +171,7 @@ class OutboxConnection(MemoryConnection):
     async def commit(self) -> None:
         """See asyncpg."""
         database = self._database
-        self.loses_answer = database.happens("answer")
+        self.loses_answer = self.loses_answer or database.happens("answer")
         if database.happens("commit"):
             self.terminate()
             raise ConnectionDoesNotExistError("connection was closed in the middle")
@@ -227,7 +227,9 @@ class OutboxDatabase(SqlDatabase):
         await self.trip()
         if self.is_away:
             raise RetryError(f"{self.name} does not answer")
-        return self.connect()
+        connection = self.connect()
+        connection.reports_rollback = True
+        return connection
 
     def break_connections(self) -> None:
         """Break every connection: what is open is rolled back."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from chain_kernel.testing.memory_sql import SqlTransaction
     from chain_kernel.testing.virtual_loop import Process
     from outbox.sender.due_decisions import Answer
-    from outbox.testing.memory_deliveries import SentRecord
+    from outbox.testing.servers.kafka import SentRecord
     from tests.judge.rules import Model
 
 T = TypeVar("T")
