@@ -412,14 +412,14 @@ class DeadLetters:
             chosen.limit,
             list(chosen.message_ids) or None,
         )
-        return [_letter_of(row) for row in rows]
+        return [letter_of(row) for row in rows]
 
     async def show(self, message_id: UUID, consumer: str | None = None) -> Sequence[Content]:
         """Return what is known of one message: one entry for each consumer that gave it up."""
         acts = [LetterAct(*row) for row in await self._fetch("acts_on", message_id, consumer)]
         return [
             Content(
-                letter=_letter_of(row),
+                letter=letter_of(row),
                 topic=row["topic"],
                 partition=row["topic_partition"],
                 offset=row["record_offset"],
@@ -470,7 +470,8 @@ class DeadLetters:
         return rows
 
 
-def _letter_of(row: Record) -> DeadLetter:
+def letter_of(row: Mapping[str, Any]) -> DeadLetter:
+    """Return the dead letter of a row of `inbox_dead`, with the name of its consumer."""
     fields = {name: row[name] for name in DeadLetter.__struct_fields__}
     if row["key"] is not None:
         fields["key"] = row["key"].decode(errors="backslashreplace")

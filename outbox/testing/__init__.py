@@ -1,8 +1,8 @@
 """The outbox without servers, for tests of handlers and of what adds messages.
 
-The pytest fixture `orderchain_outbox` gives a `MemoryOutbox`. The business's transaction is the
-real code; tables, broker and consumer are a stand-in that decides by the same cores. `docs/
-choosing-a-delivery-mode.md` shows a test, and says what it cannot replace.
+The pytest fixture `orderchain_outbox` gives a `MemoryOutbox`: the real relay and consumer, over a
+PostgreSQL and a Kafka in memory. `docs/choosing-a-delivery-mode.md` shows a test, and says what it
+cannot replace.
 """
 
 from chain_kernel.doors import needs_extra

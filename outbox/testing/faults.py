@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.testing.memory_sql import MemoryConnection, SqlDatabase
     from outbox.consumer.delivery import Delivery
-
-_T = TypeVar("_T")
+    from outbox.testing.servers.kafka import Broker
 
 CUT_OFF_MAX: Final = 100
 """Messages whose first handling is killed: enough for any test of a handler."""
@@ -144,60 +143,66 @@ class CrashPlan:
 
 
 class Killed(Exception):
-    """The process of an attempt was killed."""
+    """The process of a consumer was killed."""
 
 
 class Life:
-    """One attempt on messages, in a process that may be killed."""
+    """One life of a consumer's process, up to its end or to where it is killed."""
 
-    def __init__(
-        self, plan: CrashPlan, database: SqlDatabase, deliveries: Sequence[Delivery]
-    ) -> None:
+    def __init__(self, plan: CrashPlan, database: SqlDatabase, broker: Broker) -> None:
         self.process = Process("consumer")
-        self.point = plan.draw(deliveries)
         self._plan = plan
-        self._database = database
-        self._deliveries = deliveries
+        self._servers = database, broker
+        self._deliveries: Sequence[Delivery] = ()
+        self._point = Point()
         self._awaits = 0
         self._killed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Return what `work` returns, in the process. Raises Killed."""
+    async def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work` in the process, whose last deed it is. Raises Killed."""
         task = self.process.run(work)
-        ends: list[asyncio.Future[Any]] = [task, self._killed]
+        ends: list[asyncio.Future[None]] = [task, self._killed]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._killed.done():
             raise Killed
-        return task.result()
+        self._end()
+        task.result()
 
-    def watch(self, connection: MemoryConnection) -> None:
-        """Have the process end at the connection's commit, if that is the point."""
-        connection.at_commit = self.at_commit
-        connection.loses_answer = self.point.loses_answer
-
-    async def call(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work` step by step: at each of its awaits the process may end."""
-        if self.point.awaits == 0:
+    async def handle(
+        self,
+        work: Coroutine[Any, Any, None],
+        deliveries: Sequence[Delivery],
+        connection: MemoryConnection | None,
+    ) -> None:
+        """Await a handler step by step: at each of its awaits, and at its commit, it may end."""
+        self._deliveries, self._point, self._awaits = deliveries, self._plan.draw(deliveries), 0
+        if self._point.awaits == 0:
             work.close()
             self._plan.reached()
             await self._kill()
-        await _Stepped(work, self)
+        try:
+            await _Stepped(work, self)
+        except Exception:
+            self._plan.missed(self._point)
+            self._point = Point()  # the process lives on
+            raise
+        if connection is not None:
+            connection.at_commit = self._at_commit
+            connection.loses_answer = self._point.loses_answer
+        else:
+            await self._at_commit(BEFORE_COMMIT)
+            await self._at_commit(AFTER_COMMIT)
 
-    def failed(self) -> None:
-        """Record that the handler has failed: the process lives on."""
-        self._plan.missed(self.point)
-        self.point = Point()
-
-    async def at_commit(self, where: str) -> None:
+    async def _at_commit(self, where: str) -> None:
         """End the process before or after the commit, if that is the point."""
-        if self.point.commit == where:
+        if self._point.commit == where:
             self._plan.killed_at(where, self._deliveries)
             await self._kill()
 
     def step(self) -> None:
         """Count one await of the handler, and end the process if it is the one."""
         self._awaits += 1
-        if self._awaits == self.point.awaits and not self._killed.done():
+        if self._awaits == self._point.awaits and not self._killed.done():
             self._plan.reached()
             self._end()
 
@@ -207,7 +212,8 @@ class Life:
 
     def _end(self) -> None:
         self.process.pause()
-        self._database.end(self.process)
+        for server in self._servers:
+            server.end(self.process)
         self._killed.set_result(None)
 
 

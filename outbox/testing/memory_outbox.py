@@ -3,49 +3,107 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from chain_kernel.clients.postgres_errors import ConnectionDoesNotExistError
+from msgspec.structs import replace
+
 from chain_kernel.errors import SettingError
-from chain_kernel.handlers import NotAsync, check_handler, result_of
-from chain_kernel.testing.memory_sql import (
-    AFTER_COMMIT,
-    BEFORE_COMMIT,
-    MemoryConnection,
-    SqlDatabase,
-)
+from chain_kernel.handlers import check_handler, result_of
+from chain_kernel.start_at import StartAt
 from chain_kernel.testing.virtual_loop import NotWorkedOff, VirtualTime, virtual_clock
+from outbox.acts import letter_of
 from outbox.consumer.config import ConsumerConfig
-from outbox.sender.business import STORE, WAKE, BusinessTransaction, watched_transaction
-from outbox.session import SYNCHRONOUS
+from outbox.consumer.consumer import Consumer
+from outbox.destination import NO_CONSUMER, topics_of
+from outbox.record_mac import destination_key
+from outbox.sender.config import RelayConfig
+from outbox.sender.relay import Relay
+from outbox.sender.store import messages_of
+from outbox.statuses import SENDABLE, Status
 from outbox.testing.faults import CrashPlan, Faults, Killed, Life
-from outbox.testing.memory_deliveries import MemoryInbox, MemoryTables
+from outbox.testing.servers.connected import connected
+from outbox.testing.servers.inbox import InboxTables
+from outbox.testing.servers.kafka import Broker, Unanswered
+from outbox.testing.servers.sender import SenderTables
+from outbox.testing.servers.sql import OutboxDatabase
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+        Iterator,
+        Mapping,
+    )
+    from contextlib import AbstractAsyncContextManager
     from uuid import UUID
 
-    from chain_kernel.testing.memory_sql import AnswerTo
+    from chain_kernel.clients.kafka import TopicPartition
+    from chain_kernel.testing.memory_sql import AnswerTo, MemoryConnection
     from outbox.acts import DeadLetter
-    from outbox.consumer.delivery import Delivery
     from outbox.destination import Destination
     from outbox.message import Message
-    from outbox.statuses import Status
+    from outbox.sender.business import BusinessTransaction
     from outbox.testing.faults import Awkwardness
+    from outbox.testing.servers.kafka import Content
+    from outbox.testing.servers.sql import Row, Rows
+
+    Handler = Callable[[Any, Any], Awaitable[None]]
 
 _T = TypeVar("_T")
 
 WORK_SECONDS: Final = 86_400.0
 """A virtual day: above the 4 h 45 min of the default retries, and the sender's tries after them."""
 
-LOOK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 30.0
 """How often to look where nothing is to be done. Virtual."""
 
-_ADD_ONE: Final = "SELECT outbox_add({})"
-_ARGUMENTS: Final = ("$1", "$2", "$3", "$4", "$5")
+PARTITIONS: Final = 3
+"""Partitions of each topic: enough for keys to overtake each other."""
+
+_NAME: Final = "memory"
+_DATABASE: Final = f"postgresql://memory/{_NAME}"
+_KAFKA: Final = "memory:9092"
+_RELAY: Final = RelayConfig(
+    kafka=_KAFKA, database=_DATABASE, sweep_seconds=LOOK_SECONDS, probe_seconds=LOOK_SECONDS,
+    upkeep_seconds=WORK_SECONDS,
+)  # fmt: skip
+_KEY: Final = bytes(32)
+
+
+class FaultyBroker(Broker):
+    """Loses confirms, and acknowledgements of what it has stored."""
+
+    beat_seconds, look_seconds = 600.0, LOOK_SECONDS
+
+    def __init__(self, faults: Faults, sender: SenderTables) -> None:
+        super().__init__(faults.random)
+        self._faults = faults
+        self._sender = sender
+
+    def append(self, at: TopicPartition, contents: Iterable[Content]) -> int:
+        """See `Broker`. Raises Unanswered for a lost acknowledgement."""
+        rules = self._sender.destinations.values()
+        is_message = at.topic in {each.topic for each in rules}
+        if not is_message and self._may_lose_confirms and self._faults.happens("confirm_lost"):
+            return len(self.log(at))
+        first = super().append(at, contents := list(contents))
+        if is_message and any([self._faults.happens("acknowledgement_lost") for _ in contents]):
+            raise Unanswered(may_be_done=True)
+        return first
+
+    @property
+    def _may_lose_confirms(self) -> bool:
+        """Whether all that waits for a confirm is sent again: that of a last try is not lost."""
+        rules = self._sender.destinations
+        return all(
+            row["send_count"] < rules[row["destination"]].tries_max - 1
+            for row in self._sender.pending.committed.values()
+            if row["status"] in SENDABLE
+        )
 
 
 class MemoryOutbox:
@@ -60,15 +118,10 @@ class MemoryOutbox:
         random = Random(seed)  # noqa: S311 - faults, not secrets
         self._time = VirtualTime(seed)
         self._faults = Faults(random)
-        self._database = SqlDatabase(random)
-        self._tables = MemoryTables(self._faults)
-        self._inboxes: dict[str, MemoryInbox] = {}
-        self._database.build_in(STORE, self._tables.add_many)
-        self._database.build_in(WAKE, _wake)
-        for count in range(2, len(_ARGUMENTS) + 1):
-            statement = _ADD_ONE.format(", ".join(_ARGUMENTS[:count]))
-            self._database.build_in(statement, self._tables.add_one)
-        self._database.build_in(SYNCHRONOUS, _synchronous)
+        self._database = OutboxDatabase(_NAME, random)
+        self._sender = SenderTables(self._database, _KEY)
+        self._inbox = InboxTables(self._database)
+        self._broker = FaultyBroker(self._faults, self._sender)
 
     # -- what it is made of ------------------------------------------------------------------------
 
@@ -89,7 +142,10 @@ class MemoryOutbox:
 
     def set_up(self, *destinations: Destination) -> None:
         """Set destinations up, or change them; as `outbox.save_destinations`."""
-        self._tables.destinations.update({each.name: each for each in destinations})
+        for each in destinations:
+            self._sender.destinations[each.name] = each
+            for topic in sorted(topics_of([each])):
+                self._broker.topics.setdefault(topic, [[] for _ in range(PARTITIONS)])
 
     def answer(self, statement: str, function: AnswerTo) -> None:
         """Make the SQL text `statement` do what `function(tables, *arguments)` does.
@@ -129,27 +185,23 @@ class MemoryOutbox:
         await self._database.trip()
         return self._database.connect()
 
-    @asynccontextmanager
-    async def transaction(self, connection: MemoryConnection) -> AsyncIterator[BusinessTransaction]:
+    def transaction(
+        self, connection: MemoryConnection
+    ) -> AbstractAsyncContextManager[BusinessTransaction]:
         """Hold a transaction whose messages are sent after its commit; as `Relay.transaction`."""
-        given = cast("Any", connection)
-        business = BusinessTransaction(given, None)
-        async with watched_transaction(given) as commit:
-            yield business
-            business.check_awaited()
-            commit.matters = business.was_used
+        return Relay(_RELAY).transaction(cast("Any", connection))
 
     # -- the consumer ------------------------------------------------------------------------------
 
     def config(self, **settings: Any) -> ConsumerConfig:  # noqa: ANN401 - fields of the config
         """Return the config of the one consumer of the one destination, with these settings."""
-        known = list(self._tables.destinations.values())
+        known = list(self._sender.destinations.values())
         if len(known) != 1 or len(known[0].deliveries) != 1:
             expected = "exactly one, with one consumer: else give `work_off` a ConsumerConfig"
             raise SettingError("destinations", len(known), expected)
         given = {
             "name": known[0].deliveries[0] or "consumer", "topics": (known[0].topic,),
-            "kafka": "memory:9092", "database": "postgresql://memory/memory", **settings,
+            "kafka": _KAFKA, "database": _DATABASE, **settings,
         }  # fmt: skip
         return ConsumerConfig(**given)
 
@@ -164,7 +216,8 @@ class MemoryOutbox:
         """Call `handler`, killed and called again, until everything is worked off.
 
         That is: everything has been received, nothing is parked any more, and the sender has
-        nothing left to send. Calls follow each other, whatever the config's `at_once` says.
+        nothing left to send. Calls follow each other, whatever the config's `at_once` says, and all
+        that was ever sent is received, whatever its `start_at`.
         `many`: the handler is one for `Consumer.run_many`. Raises SettingError for a statement
         without an answer, and NotWorkedOff after so many virtual seconds, or where no message has
         come to the consumer: that shows nothing.
@@ -176,23 +229,27 @@ class MemoryOutbox:
 
     def messages(self) -> list[Message]:
         """Return the messages that have committed, in their order; see `statuses`."""
-        return list({id_: row.message for (id_, _), row in self._tables.rows.items()}.values())
+        return messages_of(self._sender.messages.committed.values())[0]
 
     def statuses(self, consumer: str | None = None) -> dict[UUID, Status]:
-        """Return the status of each message's delivery, for one consumer or the only one.
+        """Return the status of each message's delivery, for one consumer or the only one; by id.
 
         One that is `init` is still to be sent.
         """
-        rows = self._tables.rows.items()
-        return {key: row.status for (key, name), row in rows if consumer in (None, name)}
+        rows = sorted((self._sender.pending.committed | self._sender.done.committed).items())
+        return {key: Status(row["status"]) for (key, name), row in rows if consumer in (None, name)}
 
     def dead_letters(self, consumer: str | None = None) -> list[DeadLetter]:
         """Return what a consumer has given up, and why; without a name, of all consumers."""
-        return [letter for inbox in self._of(consumer) for letter in inbox.dead.values()]
+        rows = self._of(consumer, self._inbox.dead)
+        return [letter_of({**row, "consumer": name}) for name, _, row in rows]
 
     def applied(self, consumer: str | None = None) -> list[UUID]:
-        """Return the messages in a consumer's inbox, in the order in which they were applied."""
-        return [message_id for inbox in self._of(consumer) for message_id in inbox.applied]
+        """Return the messages in a consumer's inbox, in the order in which they were applied.
+
+        An idempotent consumer has none.
+        """
+        return [message_id for _, message_id, _ in self._of(consumer, self._inbox.inbox)]
 
     def close(self) -> None:
         """End what still runs. Killed processes are cleaned up now."""
@@ -200,124 +257,102 @@ class MemoryOutbox:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _of(self, consumer: str | None) -> list[MemoryInbox]:
-        return [each for name, each in self._inboxes.items() if consumer in (None, name)]
+    def _of(self, consumer: str | None, table: Rows) -> Iterator[tuple[str, UUID, Row]]:
+        names = {of: row["name"] for of, row in self._inbox.consumers.committed.items()}
+        for (of, message_id), row in table.committed.items():
+            if consumer in (None, names[of]):
+                yield names[of], message_id, row
 
     async def _work_off(
-        self,
-        handler: Callable[[Any, Any], Awaitable[None]],
-        config: ConsumerConfig,
-        seconds: float,
-        *,
-        many: bool,
+        self, handler: Handler, given: ConsumerConfig, seconds: float, *, many: bool
     ) -> None:
-        inbox = self._inboxes.setdefault(config.name, MemoryInbox(config.name))
-        plan, tables = CrashPlan(self._faults), self._tables
-        self._database.unknown = None
-        end = virtual_clock().time() + seconds
-        while True:
-            tables.sweep(inbox.progress())
-            inbox.receive(config, tables)
-            taken = inbox.take(self._faults, config.batch_max if many else 1)
-            if not (taken or inbox.parked) and tables.is_settled(config.name):
-                if not (inbox.applied or inbox.dead):
-                    what = "add one, to a destination whose consumer or topic it is"
-                    raise NotWorkedOff(f"no message has come to {config.name}: {what}")
-                return
+        keys = [destination_key(_KEY, name).hex() for name in self._sender.destinations]
+        config = replace(
+            given, kafka=_KAFKA, database=_DATABASE, keys=tuple(keys), at_once=1,
+            start_at=StartAt("beginning"), retry_poll_seconds=LOOK_SECONDS,
+            commit_seconds=LOOK_SECONDS,
+        )  # fmt: skip
+        clock, plan, self._database.unknown = virtual_clock(), CrashPlan(self._faults), None
+        end = clock.time() + seconds
+        with connected({_NAME: self._database}, self._broker):
+            async with Relay(_RELAY, clock=clock):
+                while not await self._live_once(handler, config, plan, end, many=many):
+                    pass
+
+    async def _live_once(
+        self, handler: Handler, config: ConsumerConfig, plan: CrashPlan, end: float, *, many: bool
+    ) -> bool:
+        """Work in a new process; return whether it has worked off all before it was killed."""
+        life = Life(plan, self._database, self._broker)
+        self._time.killed.append(life.process)
+        consumer = Consumer(config, clock=virtual_clock())
+
+        async def handle(given: Any, connection: Any) -> None:  # noqa: ANN401
+            work = _called(handler, given, connection)
+            await life.handle(work, given if many else [given], connection)
+
+        async def work() -> None:
+            await consumer.start()
+            run = consumer.run_many if many else consumer.run
+            working = asyncio.create_task(run(handle))
+            await self._until_worked_off(config, working, end)
+            consumer.stop()
+            await working
+            await consumer.close()
+
+        try:
+            await life.run(work())
+        except Killed:
+            return False
+        finally:
+            consumer._parts.cancel(consumer._parts.names)  # it is no news that they end with it
+        return True
+
+    async def _until_worked_off(
+        self, config: ConsumerConfig, working: asyncio.Task[None], end: float
+    ) -> None:
+        while not self._is_worked_off(config):
             if virtual_clock().time() > end:
-                raise NotWorkedOff(self._what_is_left(inbox))
-            if not taken:
-                await asyncio.sleep(LOOK_SECONDS)
-                continue
-            try:
-                await self._attempt(handler, taken, inbox, config, plan, many=many)
-            except (Killed, ConnectionDoesNotExistError):
-                pass  # whether it has committed is not known
-            except NotAsync:
-                raise
-            except Exception as error:  # noqa: BLE001 - the handler's
-                inbox.fail(taken, error, config, tables)
-            else:
-                inbox.finish(taken, tables)
+                raise NotWorkedOff(self._what_is_left(config.name))
+            await asyncio.wait([working], timeout=LOOK_SECONDS)
             if self._database.unknown is not None:
                 raise self._database.unknown
+            if working.done():
+                working.result()
+        if not any(map(self._broker.log, self._broker.places(config.topics))):
+            what = "add one, to a destination whose consumer or topic it is"
+            raise NotWorkedOff(f"no message has come to {config.name}: {what}")
 
-    async def _attempt(
-        self,
-        handler: Callable[[Any, Any], Awaitable[None]],
-        taken: list[Delivery],
-        inbox: MemoryInbox,
-        config: ConsumerConfig,
-        plan: CrashPlan,
-        *,
-        many: bool,
-    ) -> None:
-        """Call the handler once, in a process of its own. Raises what it raises, and Killed."""
-        life = Life(plan, self._database, taken)
-
-        async def call() -> None:
-            connection = None if config.idempotent else self._database.connect()
-            if connection is None:
-                await self._call(handler, taken, None, life, config, many=many)
-                await life.at_commit(BEFORE_COMMIT)
-                self._apply(inbox, taken)
-                await life.at_commit(AFTER_COMMIT)
-                return
-            connection.reports_rollback = True
-            try:
-                async with connection.transaction():
-                    connection.required.add(lambda: self._apply(inbox, taken))
-                    await self._call(handler, taken, connection, life, config, many=many)
-                    life.watch(connection)
-            finally:
-                connection.terminate()
-
-        try:
-            await life.run(call())
-        except Killed:
-            self._time.killed.append(life.process)
-            raise
-
-    async def _call(
-        self,
-        handler: Callable[[Any, Any], Awaitable[None]],
-        taken: list[Delivery],
-        connection: MemoryConnection | None,
-        life: Life,
-        config: ConsumerConfig,
-        *,
-        many: bool,
-    ) -> None:
-        try:
-            async with asyncio.timeout(config.handler_seconds):
-                await life.call(_called(handler, taken if many else taken[0], connection))
-        except Exception:
-            life.failed()
-            raise
-
-    def _apply(self, inbox: MemoryInbox, taken: Sequence[Delivery]) -> None:
-        inbox.applied.update((each.message_id, each) for each in taken)
-
-    def _what_is_left(self, inbox: MemoryInbox) -> str:
-        left = [row for row in self._tables.rows.values() if not row.is_done]
-        shown = ", ".join(sorted({row.status.name.lower() for row in left})) or "none"
+    def _is_worked_off(self, config: ConsumerConfig) -> bool:
+        """Whether nothing is left to be sent, to be read, or to be tried again."""
+        is_left = any(self._of(config.name, self._inbox.parked)) or any(
+            row["status"] == Status.INIT or consumer in (config.name, NO_CONSUMER)
+            for (_, consumer), row in self._sender.pending.committed.items()
+            if row["status"] in SENDABLE
+        )
+        confirms = {each.confirm_topic for each in self._sender.destinations.values()}
         return (
-            f"consumer {inbox.consumer} has not worked all off: unfinished deliveries {len(left)} "
-            f"({shown}), parked messages {len(inbox.parked)}, applied {len(inbox.applied)}"
+            not is_left
+            and self._is_read(config.name, config.topics)
+            and self._is_read(_RELAY.name, confirms)
+        )
+
+    def _is_read(self, group: str, topics: Iterable[str]) -> bool:
+        read = self._broker.group(group).committed
+        places = self._broker.places(topics)
+        return all(read.get(at, 0) == len(self._broker.log(at)) for at in places)
+
+    def _what_is_left(self, name: str) -> str:
+        left = [row for row in self._sender.pending.committed.values() if row["status"] in SENDABLE]
+        shown = ", ".join(sorted({Status(row["status"]).name.lower() for row in left})) or "none"
+        parked, applied = (
+            len(list(self._of(name, table))) for table in (self._inbox.parked, self._inbox.inbox)
+        )
+        return (
+            f"consumer {name} has not worked all off: unfinished deliveries {len(left)} "
+            f"({shown}), parked messages {parked}, applied {applied}"
         )
 
 
-async def _called(
-    handler: Callable[[Any, Any], Awaitable[None]],
-    given: Any,  # noqa: ANN401 - a delivery, or several
-    connection: Any,  # noqa: ANN401
-) -> None:
+async def _called(handler: Handler, given: Any, connection: Any) -> None:  # noqa: ANN401
     await result_of(handler(given, connection))
-
-
-async def _synchronous(connection: MemoryConnection) -> Sequence[tuple[str, ...]]:
-    return [("on", "", "0", "0")]
-
-
-async def _wake(connection: MemoryConnection) -> Sequence[tuple[str]]:
-    return []

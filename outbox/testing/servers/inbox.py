@@ -241,7 +241,7 @@ class InboxTables:
 
     async def _do_bury(self, tx: SqlTransaction, of: int, *given: Value) -> list[Record]:
         names = (*STORED, "failures", "reason", "last_error")
-        row = {**dict(zip(names, given, strict=True)), "dead_at": now()}
+        row = {**dict(zip(names, given, strict=True)), "dead_at": now(), "abandoned_at": None}
         is_new = await self.dead.insert(tx, (of, given[0]), row)
         return records("message_id", [given[:1]] if is_new else [])
 

@@ -82,7 +82,8 @@ class Group:
         self.committed: dict[TopicPartition, int] = {}
         self.generation = 0
         self._broker = broker
-        self._seen: dict[MemoryConsumer, float] = {}
+        self.seen: dict[MemoryConsumer, float] = {}
+        """When each member was heard of."""
         self._joined: set[MemoryConsumer] = set()
         self._shares: dict[MemoryConsumer, list[TopicPartition]] = {}
         self._shared: list[TopicPartition] = []
@@ -90,35 +91,30 @@ class Group:
     def beat(self, member: MemoryConsumer, joins: bool) -> Share | None:
         """Return what a member has to read; None while the group is being rebalanced."""
         now = asyncio.get_running_loop().time()
-        self._seen[member] = now
-        for other, at in list(self._seen.items()):
+        self.seen[member] = now
+        for other, at in list(self.seen.items()):
             if at < now - SESSION_BEATS * self._broker.beat_seconds:
                 self.leave(other)
         if joins:
             self._joined.add(member)
         places = self._broker.places(member.subscribed)
-        if self._shares.keys() == self._seen.keys() and self._shared == places:
+        if self._shares.keys() == self.seen.keys() and self._shared == places:
             return Share(self.generation, self._shares[member])
-        if self._seen.keys() <= self._joined:
-            members = [each for each in self._seen if each in self._joined]
+        if self.seen.keys() <= self._joined:
+            members = [each for each in self.seen if each in self._joined]
             self._shares = {each: places[at :: len(members)] for at, each in enumerate(members)}
             self._joined, self._shared, self.generation = set(), places, self.generation + 1
             return Share(self.generation, self._shares[member])
         return None
 
-    def end(self, process: Process) -> None:
-        """Take the members of a process out that was killed."""
-        for member in [each for each in self._seen if each.process is process]:
-            self.leave(member)
-
     def leave(self, member: MemoryConsumer) -> None:
         """Take a member out."""
-        self._seen.pop(member, None)
+        self.seen.pop(member, None)
         self._joined.discard(member)
 
     def commit(self, member: MemoryConsumer, offsets: Mapping[TopicPartition, int]) -> None:
         """Raise CommitFailedError for one that has missed a rebalance."""
-        if member.generation != self.generation or member not in self._seen:
+        if member.generation != self.generation or member not in self.seen:
             raise CommitFailedError("the group has rebalanced")
         self.committed.update(offsets)
 
@@ -150,6 +146,12 @@ class Broker:
     def group(self, name: str) -> Group:
         """Return a group, which is made by its first member."""
         return self.groups.setdefault(name, Group(self))
+
+    def end(self, process: Process) -> None:
+        """Take the members of a process that was killed out of their groups."""
+        for group in self.groups.values():
+            for member in [each for each in group.seen if each.process is process]:
+                group.leave(member)
 
     def log(self, at: tuple[str, int]) -> list[SentRecord]:
         """Return the records of a partition. Raises UnknownTopicOrPartitionError."""
@@ -398,10 +400,11 @@ class MemoryConsumer(MemoryClient):
                 raise NoOffsetForPartitionError(at)
             if self._at.get(at, 0) is None:
                 self._at[at] = 0 if committed is None else committed.offset
-        asked = dict(self._at)
-        ends = await self.end_offsets(asked)
+        asked = list(self._at.items())
+        self.broker.random.shuffle(asked)  # partitions answer in any order
+        ends = await self.end_offsets(dict(asked))
         found: dict[TopicPartition, list[SentRecord]] = {}
-        for at, position in asked.items():
+        for at, position in asked:
             if position is None or self._at.get(at) != position:  # it has gone, or was moved
                 continue
             if position > ends[at]:

@@ -342,20 +342,3 @@ def test_same_seed_takes_the_same_steps_and_another_one_others() -> None:
     first = story(1, 1)
     assert first == story(1, 2)
     assert first != story(2, 1)
-
-
-def test_handler_that_cancels_itself_fails_its_message_alone(one: MemoryOutbox) -> None:
-    add_all(one)
-
-    async def handle(delivery: Delivery, connection: Any) -> None:
-        await apply(delivery, connection)
-        if delivery.payload.decode() == NOTES[3]:
-            raise asyncio.CancelledError
-
-    retries = RetryLevels(levels_seconds=(1.0,), tries_max=1)
-    config = ConsumerConfig(
-        name="clearing", topics=("clearing",), kafka="k:1", database="postgresql://db/x",
-        retries=retries,
-    )  # fmt: skip
-    one.work_off(handle, config)
-    assert one.tables["effect"] == {note: 1 for note in NOTES if note != NOTES[3]}
