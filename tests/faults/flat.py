@@ -1,4 +1,4 @@
-"""Whether what was sampled grows: robust lines through the last two quarters of a run."""
+"""Whether what was sampled has grown: a robust line through the second half of a run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Line(NamedTuple):
     """The median of the first half."""
     second: float
     growth: float
-    """What the flatter one of the two lines would add over the second half."""
+    """What the line adds over the second half."""
     allowed: float
 
     @property
@@ -64,17 +64,11 @@ def _line(name: str, points: list[tuple[float, float]], half: float) -> Line | N
     second = [point for point in points if point[0] >= half]
     if not first or len(second) < SAMPLES_MIN:
         return None
-    # A leak goes on. A cache that fills, and memory that the allocator keeps, come to an end.
-    middle = len(second) // 2
-    slope = min(_slope(second[:middle]), _slope(second[middle:]))
+    # The median of the slopes between all pairs: a third of the samples may be anything.
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(second, 2)]
     part, floor = BOUNDS[name.partition("_")[0]]
     level, seconds = median(value for _, value in second), second[-1][0] - second[0][0]
-    return Line(name, median(first), level, slope * seconds, max(floor, part * level))
-
-
-def _slope(points: list[tuple[float, float]]) -> float:
-    """Return the median of the slopes between all pairs: a third may be anything."""
-    return median((b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2))
+    return Line(name, median(first), level, median(slopes) * seconds, max(floor, part * level))
 
 
 def table(lines: list[Line]) -> str:
