@@ -41,6 +41,7 @@ REFERENCE: Final = {
     "chain_verifier": "verification",
     "chain_kernel.monitoring": "monitoring",
     "chain_kernel.clients": "settings",
+    "chain_kernel.start_at": "settings",
 }
 """The page of the reference for the names of the front door that a module gives, by the first that
 fits."""
