@@ -13,26 +13,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-class ExtraMissing(ModuleNotFoundError):
-    """An import lacks a package; the text names the extra that installs it."""
+_EXTRA = "orderchain_extra"
+"""The attribute of an error that says which extra is missing."""
 
 
 @contextmanager
 def needs_extra(extra: str, door: str) -> Iterator[None]:
     """Have an import that lacks a package say in one line which extra installs it.
 
-    Raises ExtraMissing, of the innermost block: it knows best.
+    Raises ModuleNotFoundError. Where blocks are nested, the outer one names what was asked for,
+    and the inner one the extra.
     """
     try:
         yield
-    except ExtraMissing:
-        raise
     except ModuleNotFoundError as error:
+        extra = getattr(error, _EXTRA, extra)
         from chain_kernel.text import not_installed
 
         missing = (error.name or "").partition(".")[0]
         text = f"{door}: {not_installed(missing, extra)}"
-        raise ExtraMissing(text, name=error.name) from None
+        found = ModuleNotFoundError(text, name=error.name)
+        setattr(found, _EXTRA, extra)
+        raise found from None
 
 
 def imported(
