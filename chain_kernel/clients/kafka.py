@@ -105,6 +105,8 @@ async def start_client(client: Any) -> None:  # noqa: ANN401 - aiokafka has no t
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         raise
+    finally:
+        del starting  # its error refers to this frame
 
 
 async def close_client(client: Any, within_seconds: float) -> None:  # noqa: ANN401 - as above

@@ -174,7 +174,8 @@ async def _find_cause(config: KafkaConfig, error: Exception, within_seconds: flo
                         await _brokers(config, host, port)
                     return error
                 except DRIVER_ERRORS as cause:
-                    found.append(_Unusable(host, port, cause))
+                    # Without the frame of this function, which refers to it.
+                    found.append(_Unusable(host, port, cause.with_traceback(None)))
     except ConnectError:  # a file of ours is being replaced: no broker can be asked
         return error
     except TimeoutError as silence:

@@ -233,6 +233,10 @@ async def connect(
     except SettingError as error:
         # The config has read its files before: one that is being replaced is there again soon.
         raise ConnectError(error.field, error.value, error.expected) from error
+    except OrderchainError as error:
+        # Frames that refer to it: as those of the driver, below.
+        clear_frames(error.__traceback__)
+        raise
 
 
 async def primaries(

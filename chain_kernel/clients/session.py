@@ -415,8 +415,8 @@ class Session:
                     self.last = connection
             except BaseException as error:
                 self._abandon()
-                if isinstance(error, Exception) and (refused := self._refused(error)) is not error:
-                    raise refused from error
+                if isinstance(error, Exception):
+                    self._raise_refusal(error)
                 raise
             self._let_go_soon()
 
@@ -449,12 +449,17 @@ class Session:
     def _is_replaced(self) -> bool:
         return self._connection is not None and is_replaced(self._connection)
 
-    def _refused(self, error: Exception) -> Exception:
-        known = self._refusal(error) if self._refusal is not None else None
+    def _raise_refusal(self, error: Exception) -> None:
+        """Raise what callers get for `error`, unless that is `error` itself."""
         config = self._config
-        return known or statement_refusal(
+        refusal = (self._refusal and self._refusal(error)) or statement_refusal(
             error, config.database, config.role, numbered=config.numbered
         )
+        try:
+            if refusal is not error:
+                raise refusal from error
+        finally:
+            del refusal  # its traceback refers to this frame
 
     async def _open(self) -> Connection:
         connection = self._connection = await self._connect()

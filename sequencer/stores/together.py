@@ -73,6 +73,8 @@ class Together(Generic[_Question, _Answer]):
                     for chain_id, _, answer in waiting:
                         if not answer.done():
                             answer.set_result(answers.get(chain_id))
+                finally:
+                    waiting = []  # an error refers to this frame, and they to the error
         finally:
             if self._asking is asyncio.current_task():
                 self._asking = None

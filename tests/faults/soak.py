@@ -147,7 +147,7 @@ class Messages:
     """A business that stores messages, a relay, and a consumer with effects in its database."""
 
     def __init__(self, sender: Sender, topic: str) -> None:
-        self.dsns, self.is_over = sender.dsns, False
+        self.dsns, self.topic, self.is_over = sender.dsns, topic, False
         relay = Service(
             *("chainctl", "outbox", "relay", "--history-bytes-max", "8MB"),
             CHAINCTL_DATABASE=self.dsns[OUTBOX_RELAY], CHAINCTL_KAFKA=sender.kafka,

@@ -1,6 +1,5 @@
 """A server that refuses a login, and never says goodbye, leaves the client's loop free to end."""
 
-import gc
 import socket
 import ssl
 import struct
@@ -15,7 +14,6 @@ from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import connect
 from chain_kernel.errors import ConnectError
 from chainctl.event_loop import run_async
-from local_stack.process import free_port
 from tests.certificates import HOST, Authority
 from tests.deadlines import LONG_SECONDS
 
@@ -60,19 +58,3 @@ def test_login_that_is_refused_over_tls_is_the_only_error(tmp_path: Path) -> Non
         )  # fmt: skip
         with pytest.raises(ConnectError, match="wrong user or password"):
             run_async(connect(config, application_name="test", within_seconds=LONG_SECONDS))
-
-
-def test_attempt_that_fails_leaves_no_tls_context_for_the_collector() -> None:
-    """It runs rarely, and a standby of a database that is away makes attempt after attempt."""
-    config = DatabaseConfig(host="127.0.0.1", port=free_port(), user="trader", dbname="orders")
-    kept: list[int] = []
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(3):
-            with pytest.raises(ConnectError):
-                run_async(connect(config, application_name="test", within_seconds=LONG_SECONDS))
-            kept.append(sum(isinstance(each, ssl.SSLContext) for each in gc.get_objects()))
-    finally:
-        gc.enable()
-    assert kept == [kept[0]] * 3
