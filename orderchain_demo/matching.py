@@ -150,16 +150,15 @@ class MatchingService:
         """Write a run to the journal and apply it."""
         self._first_at = self._first_at or time.monotonic()
         self._journal.append(run.events)
-        payloads = list(map(_payload_of, run.events))
-        # At that row, however runs are cut: the same order is lost each time.
-        until = self._job.wrong_at_row - self._exchange.events
-        if 0 < until <= len(payloads):
-            self._exchange.apply(payloads[:until])
-            self._exchange.lose_an_order()
-            payloads = payloads[until:]
-        self._exchange.apply(payloads)
+        wrong_at = self._job.wrong_at_row
+        is_right = self._exchange.events < wrong_at
+        self._exchange.apply(map(_payload_of, run.events))
         self._rows += len(run.events)
         self._unsaved, self._unsaved_rows = run, self._unsaved_rows + len(run.events)
+        if is_right and self._exchange.events >= wrong_at:
+            self._exchange.lose_an_order()
+            # Stored at once: with the next orders, the book may be as it would have been.
+            self._unsaved_rows += self._job.save_rows
         self._last_at = time.monotonic()
 
     async def _save(self) -> None:

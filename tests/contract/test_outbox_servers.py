@@ -79,7 +79,7 @@ class Draw:
             self._of_callback,
         )  # fmt: skip
         for _ in range(CALLS):
-            yield self.random.choices(parts, (1, 3, 1, 1, 2, 2))[0]()
+            yield self.random.choices(parts, (1, 3, 2, 2, 2, 2))[0]()
 
     def _store(self) -> Call:
         ids = [self.new.pop() for _ in range(self.random.randint(1, 2))]

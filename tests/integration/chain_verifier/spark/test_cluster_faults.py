@@ -213,10 +213,10 @@ class Gated:
         self._begun = os.open(folder / "begun", os.O_RDWR)
         self._gate = (folder / "gate").open("w")
         fcntl.flock(self._gate, fcntl.LOCK_EX)
-        verify = ("verify", "--chain", str(CHAIN_ID), "--source", "database", "--master", master)
-        replay = ("--replay", "gate_fold:COUNT", "--states", f"json:{folder}/states.json")
+        verify = ("verify", "replay", "gate_fold:COUNT", "--chain", str(CHAIN_ID))
+        states = ("--states", f"json:{folder}/states.json")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "chainctl", *verify, *replay],
+            [sys.executable, "-m", "chainctl", *verify, *states, "--master", master],
             env=environ, cwd=folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -288,11 +288,11 @@ def test_full_disk_of_the_workers_is_named(
     asyncio.run(store(database, rows, 1_000, 1_000_000))
     (tmp_path / "count_fold.py").write_text(COUNT)
     (tmp_path / "states.json").write_text(STATES)
-    verify = ("verify", "--chain", CHAIN_ID, "--source", "database")
-    replay = ("--replay", "count_fold:COUNT", "--states", f"json:{tmp_path}/states.json")
+    verify = ("verify", "replay", "count_fold:COUNT", "--chain", CHAIN_ID)
+    states = ("--states", f"json:{tmp_path}/states.json")
     with SparkCluster(tmp_path, small=small) as cluster:
         done = run(
-            *(sys.executable, "-m", "chainctl", *verify, *replay, "--master", cluster.master),
+            *(sys.executable, "-m", "chainctl", *verify, *states, "--master", cluster.master),
             environ=environment(database, role_dsn("auditor")),
             folder=tmp_path,
         )

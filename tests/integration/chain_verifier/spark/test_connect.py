@@ -162,13 +162,6 @@ def test_notebook_over_connect_reads_replays_and_verifies(
     assert damaged.code == 1, damaged
     (found,) = json.loads(damaged.out)["findings"]
     assert (found["kind"], found["until_id"]) == ("gap", MISSING)
-    sources = ("--source", "topic", "--follow", "--checkpoint", tmp_path / "kept")
-    followed = run(
-        server, *verify, *sources, "--master", server.remote,
-        **settings, CHAINCTL_KAFKA=topic.servers,
-    )  # fmt: skip
-    assert followed.code == 2, followed
-    assert "expected another one, to follow a topic" in followed.err
     nobody = run(server, *verify, "--master", "sc://127.0.0.1:1", **settings)
     assert nobody.code == 2, nobody
     assert "expected a server of Spark Connect that answers" in nobody.err
