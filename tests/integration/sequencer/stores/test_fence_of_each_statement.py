@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from chain_kernel.errors import Fenced, RetryError
+from chain_kernel.errors import Fenced, PrimaryBehind, RetryError
 from chain_kernel.model import ClientNumber, IntakeMark, KeyPage, LeaseSight, Term
 from chain_kernel.sql import SEQUENCER_WRITER
 from sequencer import Order
@@ -39,6 +39,8 @@ OTHER_LIFE = {
     "epoch": "UPDATE chain_head SET epoch = epoch + 1 WHERE chain_id = 1",
     "nonce": "UPDATE chain_head SET nonce = sha256(nonce) WHERE chain_id = 1",
 }
+
+LATER_BEAT = "UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = 1"
 
 
 class Led:
@@ -149,11 +151,11 @@ async def test_statement_does_nothing_under_another_epoch_or_nonce(
 
 
 @pytest.mark.guarantee("G7")
-@pytest.mark.parametrize("other", OTHER_LIFE)
-async def test_take_over_that_saw_another_epoch_or_nonce_raises_and_ends_nothing(
+@pytest.mark.parametrize("other", [*OTHER_LIFE.values(), LATER_BEAT])
+async def test_take_over_that_saw_another_epoch_nonce_or_beat_raises_and_ends_nothing(
     led: Led, other: str
 ) -> None:
-    await led.chain.tamper(OTHER_LIFE[other])
+    await led.chain.tamper(other)
     before = await led.stored()
     with pytest.raises(Fenced) as raised:
         await led.take_over()
@@ -200,6 +202,17 @@ async def test_beat_of_a_term_that_is_not_here_renews_no_lease(
     with pytest.raises(refused):
         await led.lease.renew(led.term, 0)
     assert await led.stored() == before
+
+
+async def test_release_above_the_head_moves_no_published_mark(led: Led) -> None:
+    """Rows were lost since: the next leader is to find what this one has published."""
+    await led.commit(3)
+    before = await led.chain.head()
+    with pytest.raises(PrimaryBehind):
+        await led.lease.release(led.term, 10_000)
+    head = await led.chain.head()
+    names = ("published_id", "backend_pid")
+    assert [head[name] for name in names] == [before[name] for name in names]
 
 
 @pytest.mark.guarantee("G7")
