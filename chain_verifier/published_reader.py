@@ -126,15 +126,22 @@ class PublishedReader:
         found = f"{self._at.topic}, partition {self._at.partition}"
         return TopicError("topic", found, "a topic that exists")
 
-    def pages(self) -> Iterator[list[PublishedRecord]]:
-        """Yield records from the beginning. Raises SourceBroken."""
-        if self._consumer is None or self.bounds.first >= self.bounds.end:
+    def pages(self, within: Bounds | None = None) -> Iterator[list[PublishedRecord]]:
+        """Yield the records of the partition, or of the offsets `within` that were found before.
+
+        Raises SourceBroken, also where retention has removed some of those since.
+        """
+        wanted = within or self.bounds
+        first, end = wanted.first, wanted.end
+        if self.bounds.first > first:
+            raise SourceBroken(self._name, "retention removed records during the read")
+        if self._consumer is None or first >= end:
             return
-        self._consumer.seek(self._at, self.bounds.first)
-        position = self.bounds.first
-        while position < self.bounds.end:
+        self._consumer.seek(self._at, first)
+        position = first
+        while position < end:
             page, position = self._run(self._next(self._consumer, position))
-            yield [record for record in page if record.offset < self.bounds.end]
+            yield [record for record in page if record.offset < end]
 
     async def _next(
         self, consumer: AIOKafkaConsumer, position: int

@@ -280,7 +280,7 @@ def spark() -> Iterator[SparkSession]:
     """One Spark for the whole run, which commands called in this process use too."""
     from chain_verifier.spark.session import open_session
 
-    with open_session(None, kafka=True) as session, pytest.MonkeyPatch.context() as patch:
+    with open_session(None) as session, pytest.MonkeyPatch.context() as patch:
         # A few rows per test: more partitions would only be more tasks to start.
         session.conf.set("spark.sql.shuffle.partitions", "1")
         patch.setattr("chain_verifier.spark.keys._PARTITIONS_MAX", 2)

@@ -5,7 +5,7 @@
 #   Debian's packages   python3-venv and a headless Java of 17 or newer, where they are missing (apt-get, as root or by
 #                       sudo; otherwise one line says what to install, and the exit code is 2)
 #   .venv               the project itself, editable, with the extras of the level, in the versions of constraints.txt
-#   jars                Apache Kafka and Spark's connectors, in a cache that all checkouts share
+#   jars                Apache Kafka and Spark's JDBC driver, in a cache that all checkouts share
 #
 # What does not need each other is fetched at the same time. The second time it does nothing and needs no network.
 # PYTHON=/path/to/python chooses the interpreter. The last line of a set-up that fails names the cause, where it is known.
@@ -245,7 +245,7 @@ build_speed() {
 
 begin_jars() {
   begin "fetching Apache Kafka (43 MB)" .venv/bin/python -m local_stack.jars
-  [ "$level" = light ] || begin "fetching Spark's connectors (15 MB)" .venv/bin/python -m chain_verifier.spark.connectors
+  [ "$level" = light ] || begin "fetching Spark's JDBC driver (1 MB)" .venv/bin/python -m chain_verifier.spark.connectors
 }
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -109,13 +109,6 @@ def _sent_trace(error: BaseException) -> str:
     return (trace() or "") if trace is not None else ""
 
 
-def is_overflow(error: BaseException) -> bool:
-    """Return whether a number did not fit Spark's type for it."""
-    names = [cause.getClass().getName() for cause in _java_causes(error)]
-    names += [name for name, _ in _CAUSED_BY.findall(_sent_trace(error))]
-    return "java.lang.ArithmeticException" in names
-
-
 def sql_state(error: BaseException) -> str | None:
     """Return the SQLSTATE of the first SQLException among the causes."""
     for cause in _java_causes(error):

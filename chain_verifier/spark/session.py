@@ -19,17 +19,15 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import pyspark
-from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext, java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from chain_kernel.clients.options import SPARK_REDACTION_REGEX
 from chain_kernel.errors import ConnectError, RefusedError, SettingError
 from chain_verifier.spark.errors import SPARK_ERRORS, spark_reason
 from chain_verifier.spark.own_session import LEAVING_OUT_OF_HIVE, SETTINGS, own_session
-from chain_verifier.spark.packages import OWN_JARS, packages_for
+from chain_verifier.spark.packages import POSTGRESQL_JDBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -129,8 +127,6 @@ _SHUFFLE_PARTITIONS: Final = 4
 
 _NEEDED: Final = {
     **SETTINGS,
-    # The key of a client's certificate and the login's line are options of a topic's reader.
-    "spark.redaction.regex": SPARK_REDACTION_REGEX,
     # As in `SETTINGS`; a session cannot set them once Spark runs.
     **dict.fromkeys(LEAVING_OUT_OF_HIVE, "false"),
 }
@@ -167,10 +163,8 @@ _TEMPORARY: Final = WeakSet[SparkSession]()
 
 
 @contextmanager
-def open_session(
-    master: str | None, *, is_long_run: bool = False, kafka: bool = False
-) -> Iterator[SparkSession]:
-    """Start Spark, yield its session, stop it. `kafka` loads the connector that reads a topic.
+def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[SparkSession]:
+    """Start Spark, yield its session, stop it.
 
     A `master` that begins with `sc://` is a server of Connect, as is `SPARK_REMOTE` without one.
     Else, without a `master`, it runs inside a Java process of our own, tuned for a short run unless
@@ -202,14 +196,11 @@ def open_session(
     require_java(os.environ)
     require_spark(os.environ)
     require_account()
-    if kafka:
-        _end_java_without_connector()
-    packages = ",".join(packages_for(kafka=kafka))
     with tempfile.TemporaryDirectory(prefix="chain-verifier-") as folder:
         tuning = {} if is_long_run else _SHORT_RUN
         with (
             _signals_as_before(),
-            _stopped(_start(master, Path(folder), tuning, packages)) as session,
+            _stopped(_start(master, Path(folder), tuning)) as session,
         ):
             _TEMPORARY.add(session)
             yield session
@@ -347,7 +338,7 @@ def _prepare(session: SparkSession, *, is_local: bool) -> None:
         session.sparkContext.pythonExec = sys.executable
 
 
-def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: str) -> SparkSession:
+def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSession:
     builder: Any = SparkSession.builder.appName("chain-verifier")
     is_local = (master or LOCAL_MASTER).startswith("local")
     settings = {
@@ -356,8 +347,7 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: s
         **(_LOCAL if is_local else {}),
         **({} if master else tuning),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.jars.packages": packages,
-        "spark.jars.excludes": ",".join(OWN_JARS),
+        "spark.jars.packages": POSTGRESQL_JDBC,
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -367,22 +357,10 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str], packages: s
         with log.open("ab") as file, _java_ended_where_left(file, environment):
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
     except _START_ERRORS as error:
-        raise start_error(_text_of(log), spark_reason(error), packages, os.environ) from error
+        reason = spark_reason(error)
+        raise start_error(_text_of(log), reason, POSTGRESQL_JDBC, os.environ) from error
     _prepare(session, is_local=is_local)
     return session
-
-
-def _end_java_without_connector() -> None:
-    """End the Java process that an earlier session has left, if it cannot read a topic.
-
-    PySpark uses it again, and its class path is that of its start: no setting adds to it.
-    """
-    gateway: Any = SparkContext._gateway
-    if gateway is None or isinstance(gateway.jvm.org.apache.kafka.clients.Metadata, JavaClass):
-        return
-    gateway.shutdown()
-    SparkContext._gateway = SparkContext._jvm = None
-    _end(gateway.proc)
 
 
 @contextmanager

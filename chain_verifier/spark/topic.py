@@ -1,23 +1,20 @@
 """What was published of a chain: the frames of its topic, up to the end found at the start.
 
-The records are decoded inside Spark's Python workers. Each decoder is a function for `mapInArrow`:
+Records are read and decoded inside Spark's Python workers. Each decoder is for `mapInArrow`:
 record batches of (offset, value) in, others out.
 """
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.options import spark_kafka_options
-from chain_kernel.errors import SourceBroken
 from chain_verifier.checks.neighbours import gathered
-from chain_verifier.checks.published import PublishedTopic, TopicLog, place_of
+from chain_verifier.checks.published import Bounds, PublishedTopic, TopicLog, place_of
 from chain_verifier.checks.topic_frames import (
     FIRST,
     FORGED,
@@ -32,28 +29,20 @@ from chain_verifier.checks.topic_frames import (
 from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.findings import Findings, Kind, joined_findings
 from chain_verifier.published_reader import PublishedReader, bounds_of
-from chain_verifier.spark.errors import (
-    SPARK_ERRORS,
-    as_broken,
-    is_overflow,
-    lacks_package,
-    spark_reason,
-)
+from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled
-from chain_verifier.spark.packages import NO_KAFKA, kafka_connector
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import HAS_NULL, MALFORMED
 from chain_verifier.verification import CONTENT, EVENT_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from chain_kernel.model import Event
     from chain_verifier.checks.buckets import Horizon
-    from chain_verifier.checks.published import Bounds
     from chain_verifier.checks.topic_frames import FrameKeys, FrameMark, Ranges
     from chain_verifier.config import TopicSource
     from chain_verifier.spark.database import DatabaseTable
@@ -163,24 +152,21 @@ def _rows_batch(
     return pa.RecordBatch.from_pydict(columns)
 
 
-def record_reader(source: TopicSource, topic: str, partition: int, bounds: Bounds) -> Decoder:
-    """Return what yields the records within `bounds`, whatever goes in."""
+def record_reader(
+    source: TopicSource, topic: str, partition: int, ranges: Sequence[Bounds]
+) -> Decoder:
+    """Return what yields the records of the ranges whose numbers go in."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
-        types = [pa.int64(), pa.binary()]
-        for _ in batches:
+        numbers = [number for batch in batches for number in batch["id"].to_pylist()]
+        for number in numbers:
             with closing(PublishedReader(source, topic, partition)) as reader:
-                if reader.bounds.first > bounds.first:
-                    raise SourceBroken(source.name, "retention removed records during the read")
-                for page in reader.pages():
-                    kept = [record for record in page if record.offset < bounds.end]
-                    columns = ([one.offset for one in kept], [one.value for one in kept])
-                    arrays = [pa.array(*each) for each in zip(columns, types, strict=True)]
-                    yield pa.RecordBatch.from_arrays(arrays, ["offset", "value"])
-                    if len(kept) < len(page):
-                        break
+                for page in reader.pages(ranges[number]):
+                    offsets = pa.array([record.offset for record in page], pa.int64())
+                    values = pa.array([record.value for record in page], pa.binary())
+                    yield pa.RecordBatch.from_arrays([offsets, values], ["offset", "value"])
 
     return read
 
@@ -214,25 +200,13 @@ class TopicTable(PublishedTopic):
         self.name = source.name
         self._spark = spark
         self._source = source
-        self._options = spark_kafka_options(KafkaConfig.of(source.kafka))
         self._chain_id = chain_id
         self._database = database
         self._head = None if database is None else database.head
         self._topic, self._partition = place_of(source, chain_id, self._head)
         self._bounds = bounds_of(source, self._topic, self._partition)
-        self._records = self._by_connector
         with as_broken(self.name):
-            try:
-                self._log = self._read_frames()
-            except SPARK_ERRORS as error:
-                if NO_KAFKA in spark_reason(error):
-                    raise lacks_package(kafka_connector(spark.version)) from error
-                if not is_overflow(error):
-                    raise
-                # The connector turns each record's time into microseconds, though none is asked
-                # for, and fails at a foreign one that is out of range.
-                self._records = self._by_workers
-                self._log = self._read_frames()
+            self._log = self._read_frames()
             self._changed = self._changed_repeats()
             self.may_lack: Ranges = () if database is None else database.skips()
 
@@ -306,29 +280,15 @@ class TopicTable(PublishedTopic):
         decoder = rows_decoder(self._chain_id, self._log.walk.marks, frozenset(self._log.forged))
         return self._records().mapInArrow(decoder, ROWS_SCHEMA)
 
-    def _by_workers(self) -> DataFrame:
-        """Return the records as one Python worker reads them: slower, and by no Java."""
-        read = record_reader(self._source, self._topic, self._partition, self._bounds)
-        one = self._spark.range(0, 1, 1, 1)
-        return one.mapInArrow(read, "offset bigint, value binary")
-
-    def _by_connector(self) -> DataFrame:
-        place = {"first": self._bounds.first, "end": self._bounds.end}
-        span = self._bounds.end - self._bounds.first
-        bounds = {
-            name: json.dumps({self._topic: {str(self._partition): offset}})
-            for name, offset in place.items()
-        }
-        reader = self._spark.read.format("kafka").options(
-            **self._options,
-            startingOffsets=bounds["first"],
-            endingOffsets=bounds["end"],
-            assign=json.dumps({self._topic: [self._partition]}),
-            # What retention removes during the read must not look like what was never there.
-            failOnDataLoss="true",
-            minPartitions=str(min(CONNECTIONS_MAX, span // _RECORDS_A_CONNECTION + 1)),
-        )
-        return reader.load().select("offset", "value")
+    def _records(self) -> DataFrame:
+        """Return offset and value of each record, read by several consumers side by side."""
+        first, span = self._bounds.first, self._bounds.end - self._bounds.first
+        count = min(CONNECTIONS_MAX, span // _RECORDS_A_CONNECTION + 1)
+        cuts = [first + span * number // count for number in range(count + 1)]
+        ranges = [Bounds(first=low, end=high) for low, high in pairwise(cuts)]
+        read = record_reader(self._source, self._topic, self._partition, ranges)
+        numbers = self._spark.range(0, count, 1, count)
+        return numbers.mapInArrow(read, "offset bigint, value binary")
 
 
 def is_genuine() -> Column:

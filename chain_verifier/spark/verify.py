@@ -121,9 +121,8 @@ def _spark_for(
         return
     progress("starting Spark")
     began = time.monotonic()
-    kafka = any(isinstance(source, TopicSource) for source in sources)
     master = next((request.master for request in requests), None)
-    with open_session(master, is_long_run=_is_long(sources), kafka=kafka) as own:
+    with open_session(master, is_long_run=_is_long(sources)) as own:
         start_seconds = time.monotonic() - began
         _prepare(own, folders)
         yield own, start_seconds

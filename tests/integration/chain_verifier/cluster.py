@@ -12,7 +12,7 @@ from typing import Any
 
 import pyspark
 
-from chain_verifier.spark.packages import OWN_JARS, packages_for
+from chain_verifier.spark.packages import POSTGRESQL_JDBC
 from local_stack.process import free_port
 
 _CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -106,7 +106,6 @@ class ConnectServer:
         self.remote = f"sc://127.0.0.1:{port}"
         self._log = folder / "connect.log"
         self._python = python
-        packages = ("--packages", ",".join(packages_for(kafka=True)))
         settings = (
             f"spark.connect.grpc.binding.port={port}", "spark.ui.enabled=false",
             "spark.driver.bindAddress=127.0.0.1", "spark.driver.host=127.0.0.1",
@@ -115,7 +114,7 @@ class ConnectServer:
         self._command = (
             *(_CLASS, "org.apache.spark.deploy.SparkSubmit", "--master", master),
             *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-            *(*packages, "--exclude-packages", ",".join(OWN_JARS)),
+            *("--packages", POSTGRESQL_JDBC),
             *(word for each in settings for word in ("--conf", each)),
             "spark-internal",
         )

@@ -7,21 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.options import (
-    SPARK_SECRET_OPTIONS,
-    spark_kafka_options,
-)
 from chain_kernel.errors import ConnectError
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
+from chain_verifier.spark.topic import TopicTable
 from chain_verifier.spark.verify import verify
 from local_stack.postgres import SUPERUSER
 from local_stack.process import free_port
@@ -34,36 +30,6 @@ from tests.secured_kafka import PASSWORDS, PREFIX, RECEIVER, TOPIC, SecuredKafka
 from tests.secured_postgres import CERTIFIED, SecuredPostgres, secured_postgres_in
 
 ROWS = chain_of(random.Random(23), 60)
-
-
-def records(spark: SparkSession, config: KafkaConfig) -> DataFrame:
-    reader = spark.read.format("kafka").option("subscribe", TOPIC)
-    return reader.options(**spark_kafka_options(config)).load()
-
-
-def test_plan_of_a_topic_shows_no_secret(
-    spark: SparkSession, secured_kafka: SecuredKafka, capsys: pytest.CaptureFixture[str]
-) -> None:
-    records(spark, secured_kafka.login(RECEIVER)).explain(extended=True)
-    shown = capsys.readouterr().out
-    assert "value" in shown
-    assert PASSWORDS[RECEIVER] not in shown
-
-
-def test_options_of_a_topic_are_redacted_whatever_shows_them(
-    spark: SparkSession, secured_kafka: SecuredKafka
-) -> None:
-    """Plans, logs and the UI show options as this function of Spark's returns them."""
-    conf: Any = spark._jvm.org.apache.spark.sql.internal.SQLConf.get()  # type: ignore[union-attr]
-    for config in (secured_kafka.login(RECEIVER), secured_kafka.mutual(RECEIVER)):
-        options = spark_kafka_options(config)
-        jvm: Any = spark._jvm
-        immutable = jvm.scala.jdk.javaapi.CollectionConverters.asScala(options).toSeq()
-        shown = str(conf.redactOptions(immutable))
-        assert config.bootstrap_servers in shown
-        for name in SPARK_SECRET_OPTIONS:
-            if name in options:
-                assert options[name] not in shown
 
 
 @pytest.fixture
@@ -91,6 +57,19 @@ def test_topic_is_verified_by_login_and_by_certificate(
     report = verify(VerifyRequest(chain_id=CHAIN_ID, sources=(truth, source)), spark)
     assert report.is_clean, report.findings
     assert [found.rows for found in report.sources] == [len(ROWS), len(ROWS)]
+
+
+def test_plan_of_a_topic_shows_no_secret(
+    spark: SparkSession,
+    secured_kafka: SecuredKafka,
+    stored: tuple[str, DatabaseSource],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = TopicSource(kafka=secured_kafka.login(RECEIVER), topic=stored[0])
+    TopicTable(spark, source, CHAIN_ID).rows.explain(extended=True)
+    shown = capsys.readouterr().out
+    assert "payload" in shown
+    assert PASSWORDS[RECEIVER] not in shown
 
 
 def test_topic_by_a_wrong_config_is_refused_in_one_line_that_says_why(

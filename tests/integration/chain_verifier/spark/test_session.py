@@ -16,29 +16,17 @@ from pyspark.sql import SparkSession
 
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, VerifyRequest
-from chain_verifier.spark.packages import packages_for
+from chain_verifier.spark.packages import POSTGRESQL_JDBC
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.verify import verify
 from tests.hanging import drop_call_to_java
 from tests.integration.chain_verifier.conftest import MakeParquet
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
-from tests.integration.chain_verifier.published_frames import Topic
 from tests.integration.chain_verifier.stored_rows import store
 from tests.programs import output_of
 
 ROWS = chain_of(random.Random(14), 30)
 ENDLESS = "reflect('java.lang.Thread', 'sleep', 3600000L) IS NULL"
-
-
-TWO_SESSIONS = """
-from chain_verifier.spark.session import open_session
-
-with open_session(None) as spark:
-    assert spark.range(3).count() == 3
-with open_session(None, kafka=True) as spark:
-    topic = spark.read.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1")
-    print(*topic.option("subscribe", "t").load().columns)
-"""
 
 
 WORKERS = """
@@ -53,16 +41,15 @@ BARE_SESSION = """
 import sys
 from pyspark.sql import SparkSession
 from chain_kernel.errors import SettingError
-from chain_verifier.config import DatabaseSource, TopicSource, VerifyRequest
+from chain_verifier.config import DatabaseSource, VerifyRequest
 from chain_verifier.spark.verify import verify
 
-database, kafka, topic = sys.argv[1:]
+(database,) = sys.argv[1:]
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-for source in (DatabaseSource(database=database), TopicSource(kafka=kafka, topic=topic)):
-    try:
-        verify(VerifyRequest(chain_id=7, sources=(source,)), spark)
-    except SettingError as error:
-        print(error)
+try:
+    verify(VerifyRequest(chain_id=7, sources=(DatabaseSource(database=database),)), spark)
+except SettingError as error:
+    print(error)
 """
 
 
@@ -143,12 +130,6 @@ def test_session_is_the_active_one_of_its_thread_afterwards(
     spark.conf.unset("orderchain.of.this.session")
 
 
-@pytest.mark.nightly
-def test_process_that_has_verified_without_a_topic_can_read_one_later() -> None:
-    shown = output_of(sys.executable, "-c", TWO_SESSIONS)
-    assert {"key", "value", "offset"} <= set(shown.split())
-
-
 def test_session_of_our_own_sets_what_is_ours_whatever_variables_say() -> None:
     wrong = {
         "PYSPARK_PYTHON": "/no/python",
@@ -161,12 +142,9 @@ def test_session_of_our_own_sets_what_is_ours_whatever_variables_say() -> None:
 
 
 @pytest.mark.nightly
-def test_session_without_connectors_names_the_packages_of_its_version(
-    database: str, role_dsn: Callable[[str], str], topic: Topic
+def test_session_without_the_driver_names_its_package(
+    database: str, role_dsn: Callable[[str], str]
 ) -> None:
     asyncio.run(store(database, ROWS))
-    given = (role_dsn(AUDITOR), topic.servers, topic.name)
-    lines = output_of(sys.executable, "-c", BARE_SESSION, *given).splitlines()
-    assert len(lines) == 2
-    for line, package in zip(lines, packages_for(kafka=True), strict=True):
-        assert f"a Spark with --packages {package}" in line
+    shown = output_of(sys.executable, "-c", BARE_SESSION, role_dsn(AUDITOR))
+    assert f"a Spark with --packages {POSTGRESQL_JDBC}" in shown

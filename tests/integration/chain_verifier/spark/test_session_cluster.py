@@ -37,7 +37,7 @@ from chain_verifier.spark.session import open_session
 from chainctl.main import main
 
 master, own, shared, *verify = sys.argv[1:]
-with open_session(master, kafka=True):
+with open_session(master):
     for folder in (own, shared):
         code = main([*verify, "--master", master, "--findings", folder])
         for stream in (sys.stdout, sys.stderr):
