@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from itertools import accumulate
 from math import inf
 from operator import attrgetter
@@ -106,24 +106,47 @@ class Metric(Struct, Generic[_Stats_contra], frozen=True):
             yield Sample(self.name, self.kind, number, self.help, {**labels, **own})
 
 
-def counter_field(text: str, label: str = "") -> Any:  # noqa: ANN401 - an int, or a Counter
-    """Return a field of a dataclass of counters; with `label` it counts for each of its values."""
-    about = {"help": text, "label": label}
+def counter_field(text: str, label: str = "", *, name: str = "") -> Any:  # noqa: ANN401 - a number
+    """Return a field of a dataclass of counters; with `label` it counts for each of its values.
+
+    The metric has the name of the field, or `name`.
+    """
+    about = {"kind": "counter", "help": text, "label": label, "name": name}
     if label:
         return field(default_factory=Counter, metadata=about)
     return field(default=0, metadata=about)
 
 
-def counters(prefix: str, stats: type[DataclassInstance]) -> tuple[Metric[Any], ...]:
-    """Return a counter `prefix`_NAME_total for each field NAME that `counter_field` made."""
-    return tuple(
-        Metric(
-            f"{prefix}_{each.name}_total", "counter", each.metadata["help"],
-            attrgetter(each.name), each.metadata["label"],
-        )
-        for each in fields(stats)
-        if "help" in each.metadata
-    )  # fmt: skip
+def gauge_field(
+    text: str,
+    *,
+    name: str = "",
+    kind: MetricKind = "gauge",
+    read: Callable[[Any], float | Histogram] | None = None,
+) -> Any:  # noqa: ANN401 - of any type
+    """Return a field of a dataclass of stats that is a metric, too, by its own name or `name`.
+
+    `read` returns the metric's value for that of the field; it may be a histogram of this `kind`.
+    """
+    return field(metadata={"kind": kind, "help": text, "name": name, "read": read})
+
+
+def metrics(prefix: str, stats: type[DataclassInstance]) -> tuple[Metric[Any], ...]:
+    """Return a metric `prefix`_NAME for each field that the two functions above made."""
+    return tuple(_metric(prefix, each) for each in fields(stats) if "help" in each.metadata)
+
+
+def _metric(prefix: str, of: Field[Any]) -> Metric[Any]:
+    about, value = of.metadata, attrgetter(of.name)
+    name = f"{prefix}_{about['name'] or of.name}"
+    if about["kind"] == "counter":
+        return Metric(f"{name}_total", "counter", about["help"], value, about["label"])
+    read = about["read"]
+    return Metric(name, about["kind"], about["help"], lambda stats: (read or _same)(value(stats)))
+
+
+def _same(value: float | Histogram) -> float | Histogram:
+    return value
 
 
 class MonitorAnswer(Struct, frozen=True):

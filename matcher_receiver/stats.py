@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.model import Gap
-from chain_kernel.monitoring import Buckets, Histogram, Metric, counter_field, counters
+from chain_kernel.monitoring import (
+    Buckets,
+    Histogram,
+    Metric,
+    counter_field,
+    gauge_field,
+    metrics,
+)
 from matcher_receiver.decisions import State
 
 if TYPE_CHECKING:
@@ -23,10 +30,11 @@ class ReceiverCounters:
 
     records: int = counter_field("Kafka records looked at.")
     heartbeats: int = counter_field("Heartbeats received.")
-    frames_live: int = 0
-    """Frames whose rows were delivered, all or in part."""
-    duplicates_dropped: int = 0
-    """Frames that held only rows delivered before."""
+    frames_live: int = counter_field("Frames whose orders were delivered.", name="frames")
+    """All of them or a part."""
+    duplicates_dropped: int = counter_field(
+        "Frames dropped, since their orders had been delivered.", name="duplicates"
+    )
     dropped: dict[str, int] = field(default_factory=dict)
     """Frames dropped for another reason: `chain`, `nonce`, `mac` (not signed by the leader that it
     names), `phantom`, `suspect` (not checked, right after a phantom), `seal`, `epoch`, `link`,
@@ -66,26 +74,28 @@ class ReceiverStats(ReceiverCounters):
     name: str
     """The receiver's name; empty if it has none."""
     state: State
-    head_delivered: int
-    """Id of the last row that was delivered to the caller."""
-    head_seen: int
-    """The highest id known to be committed: by a reading of the database, or a delivered frame."""
-    lag_ids: int
+    head_delivered: int = gauge_field("Last id delivered to the caller.")
+    head_seen: int = gauge_field("The highest id known to be committed.")
+    """By a reading of the database, or a delivered frame."""
+    lag_ids: int = gauge_field("Known ids that are not delivered yet.")
     """`head_seen` less `head_delivered`; ids skip, so rows may be fewer."""
-    lag_rows: int
+    lag_rows: int = gauge_field(
+        "Known orders that are not delivered yet, up to those of 10,000 batches.",
+        name="lag_orders",
+    )
     """Known rows that are not delivered. The database counts them when it is read, up to those of
     10,000 batches; before that, and in a short gap, it is `lag_ids`, which is never lower."""
-    lag_seconds: float
-    """How long undelivered rows have been known; 0 when all are delivered. It does not grow while a
+    lag_seconds: float = gauge_field("How long undelivered orders have been known.")
+    """0 when all are delivered. It does not grow while a
     caller works for long on one run: what Kafka holds meanwhile is not known yet."""
     fill_until: int
     """Last id of the open fill; not above `head_delivered` when none is open."""
     open_gap: tuple[int, int] | None
     """The rows being read from the database now: from after one id up to another."""
-    gaps: int
-    """Gaps filled."""
-    gap_durations: Histogram
-    """How many of them took how long, from when they were seen."""
+    gaps: int = counter_field("Gaps filled.")
+    gap_durations: Histogram = gauge_field(
+        "From when a gap was seen to its last order.", name="gap_seconds", kind="histogram"
+    )
 
 
 _R = Metric[ReceiverStats]
@@ -94,17 +104,7 @@ _NO_FORGERY: Final = {"mac": 0, "nonce": 0, "phantom": 0}
 """Exported from the start: an alert on an increase would miss a series that begins with 1."""
 
 METRICS: Final = (
-    _R("orderchain_receiver_head_delivered", "gauge", "Last id delivered to the caller.",
-       lambda stats: stats.head_delivered),
-    _R("orderchain_receiver_head_seen", "gauge", "The highest id known to be committed.",
-       lambda stats: stats.head_seen),
-    _R("orderchain_receiver_lag_ids", "gauge", "Known ids that are not delivered yet.",
-       lambda stats: stats.lag_ids),
-    _R("orderchain_receiver_lag_orders", "gauge",
-       "Known orders that are not delivered yet, up to those of 10,000 batches.",
-       lambda stats: stats.lag_rows),
-    _R("orderchain_receiver_lag_seconds", "gauge", "How long undelivered orders have been known.",
-       lambda stats: stats.lag_seconds),
+    *metrics("orderchain_receiver", ReceiverStats),
     _R("orderchain_receiver_live", "gauge", "1 while it delivers live frames, else 0.",
        lambda stats: stats.state is State.LIVE),
     _R("orderchain_receiver_halted", "gauge",
@@ -112,22 +112,13 @@ METRICS: Final = (
        lambda stats: stats.state is State.HALTED),
     _R("orderchain_receiver_gap_open", "gauge", "1 while missing orders are read, else 0.",
        lambda stats: stats.open_gap is not None),
-    _R("orderchain_receiver_gaps_total", "counter", "Gaps filled.", lambda stats: stats.gaps),
-    _R("orderchain_receiver_gap_seconds", "histogram",
-       "From when a gap was seen to its last order.", lambda stats: stats.gap_durations),
     _R("orderchain_receiver_orders_total", "counter",
        "Orders delivered: live, filled into a gap, or caught_up with at the start.",
        lambda stats: {"live": stats.rows_live, "filled": stats.rows_filled,
                       "caught_up": stats.rows_caught_up}, "source"),
-    _R("orderchain_receiver_frames_total", "counter", "Frames whose orders were delivered.",
-       lambda stats: stats.frames_live),
-    _R("orderchain_receiver_duplicates_total", "counter",
-       "Frames dropped, since their orders had been delivered.",
-       lambda stats: stats.duplicates_dropped),
     _R("orderchain_receiver_frames_dropped_total", "counter",
        "Frames dropped for another reason; mac, nonce and phantom are forged ones.",
        lambda stats: {**_NO_FORGERY, **stats.dropped}, "reason"),
-    *counters("orderchain_receiver", ReceiverCounters),
 )  # fmt: skip
 """What a receiver exports, with the labels `chain` and `name`."""
 

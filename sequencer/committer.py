@@ -20,7 +20,7 @@ from chain_kernel.errors import (
     UnknownOutcome,
 )
 from chain_kernel.monitoring import Buckets
-from chain_kernel.text import SummedLog
+from chain_kernel.text import SummedLog, reason_in_chain
 from sequencer.assembly import Assembler, Assembly
 from sequencer.stats import BATCH_SIZES, Timing
 
@@ -366,32 +366,26 @@ class Committer:
     async def _commit_until_known(self, assembly: Assembly) -> None:
         """Commit `assembly`, under whichever epoch of ours it succeeds."""
         deadline_ns = self._deadline_ns()
-        backoff: Backoff | None = None
-        while True:
+
+        async def commit() -> None:
+            await self._send(assembly)
             batch = assembly.batch
             try:
                 await self._outcome(assembly)
             except UnknownOutcome as error:
                 self._counters.unknown_outcomes += 1
                 _log.warning("%s; taking over again to find out", error)
-                if batch is not None and await self._is_found(assembly, batch, error, deadline_ns):
-                    break
-                failure = RetryError(f"commit: the connection broke, and nothing came of {error}")
-            except RowLocked as error:
+                if batch is None or not await self._is_found(assembly, batch, error, deadline_ns):
+                    what = f"commit: the connection broke, and nothing came of {error}"
+                    raise RetryError(what) from None
+            except RowLocked:
                 # No take-over: it would wait for the same lock, and beats would wait for it.
-                self._outage.repeat(f"{error}; trying again")
-                failure = error
+                raise
             except RetryError as error:
-                self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
                 await self._take_over_until(deadline_ns, error)
-                failure = error
-            else:
-                break
-            backoff = backoff or self._backoff(is_first_at_once=True)
-            await self._pause(backoff, deadline_ns, failure)
-            await self._send(assembly)
-        if backoff is not None:
-            self._outage.log()
+                raise
+
+        await self._until_done(commit, deadline_ns, is_first_at_once=True)
 
     async def _outcome(self, assembly: Assembly) -> None:
         """Wait for the outcome of `assembly`. It is `pending` until then, and others may follow."""
@@ -429,25 +423,23 @@ class Committer:
 
         Raises `unknown` at the deadline.
         """
-        backoff = self._backoff(is_first_at_once=True)
-        while True:
+
+        async def look() -> bool:
             fenced: Fenced | None = None
             try:
-                await self._take_over_until(deadline_ns, unknown)
+                self.lead(await self._leadership.renew_term())
             except Fenced as error:
                 # Another leader has raised it: that ends the old transaction too.
                 fenced = error
-            try:
-                is_committed = await self._store.has_committed(batch)
-            except (RetryError, ConnectError):
-                await self._pause(backoff, deadline_ns, unknown)
-                continue
+            is_committed = await self._store.has_committed(batch)
             if fenced is not None:
                 if not is_committed:
                     raise fenced
                 # First the callers get their answers, also those of a batch that was sent after it.
                 self._fenced = fenced
             return is_committed
+
+        return await self._until_done(look, deadline_ns, unknown, is_first_at_once=True)
 
     async def taking_over_again(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """Return what `work` returns, which reads over the leader's connection.
@@ -456,18 +448,22 @@ class Committer:
         Raises what it raised last, after `recover_seconds`; Fenced when another process leads.
         """
         deadline_ns = self._deadline_ns()
-        backoff = self._backoff(is_first_at_once=True)
-        while True:
+        failure: RetryError | ConnectError | None = None
+
+        async def again() -> _Result:
+            nonlocal failure
+            if failure is not None:
+                await self._take_over_until(deadline_ns, failure)
             try:
-                found = await work()
+                return await work()
             except (RetryError, ConnectError) as error:
-                self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
                 failure = error
-            else:
-                self._outage.log()
-                return found
-            await self._pause(backoff, deadline_ns, failure)
-            await self._take_over_until(deadline_ns, failure)
+                raise
+
+        try:
+            return await self._until_done(again, deadline_ns, is_first_at_once=True)
+        finally:
+            failure = None  # it refers to this frame
 
     async def _take_over_until(self, deadline_ns: int, cause: Exception) -> None:
         """Take over; retry while the database is away. Raises `cause` at the deadline."""
@@ -480,37 +476,39 @@ class Committer:
     async def _until_done(
         self,
         work: Callable[[], Awaitable[_Result]],
-        deadline_ns: int | None = None,
+        deadline_ns: int,
         cause: Exception | None = None,
+        *,
+        is_first_at_once: bool = False,
     ) -> _Result:
         """Return what `work` returns; retry while the database is away.
 
-        Raises `cause`, or else what `work` raised last, at the deadline.
+        Raises `cause`, or else what `work` raised last, when there is no time left for a try.
         """
-        deadline_ns = self._deadline_ns() if deadline_ns is None else deadline_ns
-        backoff = self._backoff()
+        chain_id = self._config.chain_id
+        backoff: Backoff | None = None
         while True:
             try:
-                return await work()
+                done = await work()
             except (RetryError, ConnectError) as error:
-                self._outage.repeat(f"chain {self._config.chain_id}: {error}; trying again")
-                failure = cause or error
-            await self._pause(backoff, deadline_ns, failure)
-
-    def _backoff(self, *, is_first_at_once: bool = False) -> Backoff:
-        return Backoff(
-            _RETRY_SECONDS,
-            _RETRY_SECONDS_MAX,
-            is_first_at_once=is_first_at_once,
-            random=self._random,
-        )
-
-    async def _pause(self, backoff: Backoff, deadline_ns: int, failure: Exception) -> None:
-        """Wait before the next try. Raises `failure` if there is no time left for one."""
-        seconds = backoff.next_seconds()
-        if self._clock.monotonic_ns() + seconds * 1e9 >= deadline_ns:
-            raise failure
-        await asyncio.sleep(seconds)
+                why = reason_in_chain(chain_id, error)
+                self._outage.repeat(f"chain {chain_id}: {why}; trying again")
+                backoff = backoff or Backoff(
+                    _RETRY_SECONDS, _RETRY_SECONDS_MAX,
+                    is_first_at_once=is_first_at_once, random=self._random,
+                )  # fmt: skip
+                seconds = backoff.next_seconds()
+                is_over = self._clock.monotonic_ns() + seconds * 1e9 >= deadline_ns
+                if is_over and cause is None:
+                    raise
+            else:
+                # With a cause, it is a part of what is repeated.
+                if backoff is not None and cause is None:
+                    self._outage.log()
+                return done
+            if is_over and cause is not None:
+                raise cause
+            await asyncio.sleep(seconds)
 
     def _deadline_ns(self) -> int:
         return self._clock.monotonic_ns() + int(self._config.tuning.recover_seconds * 1e9)

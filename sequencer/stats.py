@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from chain_kernel.monitoring import Buckets, Histogram, Metric, counter_field, counters
+from chain_kernel.monitoring import Buckets, Histogram, counter_field, gauge_field, metrics
 
 if TYPE_CHECKING:
     from chain_kernel.monitoring import LagLimits
@@ -86,6 +87,10 @@ class SequencerCounters:
     )
 
 
+_HISTOGRAM: Final = attrgetter("histogram")
+_IS_NATIVE: Final = "native".__eq__
+
+
 @dataclass(kw_only=True)
 class SequencerStats(SequencerCounters):
     """The state at one instant; every counter counts from the start of this process."""
@@ -93,39 +98,45 @@ class SequencerStats(SequencerCounters):
     chain_id: int
     name: str
     """The name in its config, as operators see it."""
-    implementation: str
+    implementation: str = gauge_field(
+        "1 where compiled functions run, 0 for Python.", name="native", read=_IS_NATIVE
+    )
     """`native` where the compiled functions of `orderchain-speed` run, else `python`."""
-    epoch: int
-    head_persisted: int
-    """Last committed id."""
-    head_published: int
-    """End of the contiguous run that the broker has acknowledged, or that was skipped on record."""
-    unpublished_seconds: float
-    """How long the oldest committed order has waited for the broker; 0 when none waits."""
-    broker_away_seconds: float
-    """How long the broker has acknowledged nothing that was sent; 0 when it answers."""
+    epoch: int = gauge_field("Epoch of this leader; 0 while it does not lead.")
+    head_persisted: int = gauge_field("Last committed id.")
+    head_published: int = gauge_field(
+        "Last id that the broker has acknowledged, or that was skipped on record, with all before."
+    )
+    unpublished_seconds: float = gauge_field(
+        "How long the oldest committed order has waited for the broker; 0 when none waits."
+    )
+    broker_away_seconds: float = gauge_field(
+        "How long the broker has acknowledged nothing that was sent to it; 0 when it answers."
+    )
     broker_refusal: str
     """Why; empty when it answers, or is silent."""
-    lease_age_seconds: float
-    """Since the lease was last renewed; 0 before the chain is taken over."""
-    loop_delay_seconds: float
-    """How late the event loop was for the last beat, or as a standby for the last look."""
-    batch_rows_last: int
-    """Orders of the last commit; `orders / batches` is the mean."""
-    batch_sizes: Histogram
-    """How many commits had how many orders."""
-    commit_latency: Latency
-    """From the first statement of a commit to the server's answer, retries included."""
-    publish_latency: Latency
-    """From a send to the broker's acknowledgement, without sends that failed."""
-    keys_remembered: int
-    """Rows whose keys a repeat is compared with."""
-    queue_rows: int
-    """Orders that wait for a commit."""
-    queue_bytes: int
-    """Their keys and payloads."""
-    publish_queue_bytes: int
-    """Bytes of committed rows that wait for the broker."""
+    lease_age_seconds: float = gauge_field(
+        "Seconds since the lease was renewed; 0 before the chain is taken over."
+    )
+    loop_delay_seconds: float = gauge_field(
+        "How late the event loop was for the last beat of the lease, or the last look at it."
+    )
+    batch_rows_last: int = gauge_field("Orders of the last commit.", name="batch_orders")
+    batch_sizes: Histogram = gauge_field(
+        "Orders per commit.", name="batch_size_orders", kind="histogram"
+    )
+    commit_latency: Latency = gauge_field(
+        "From the first statement of a commit to the server's answer, retries included.",
+        name="commit_seconds", kind="histogram", read=_HISTOGRAM,
+    )  # fmt: skip
+    publish_latency: Latency = gauge_field(
+        "From a send to the broker's acknowledgement, without sends that failed.",
+        name="publish_seconds", kind="histogram", read=_HISTOGRAM,
+    )  # fmt: skip
+    keys_remembered: int = gauge_field("Orders whose keys a repeat is compared with.")
+    queue_rows: int = gauge_field("Orders that wait for a commit.", name="queue_orders")
+    queue_bytes: int = gauge_field("Their keys and payloads.")
+    publish_queue_bytes: int = gauge_field("Bytes of committed orders that wait for the broker.")
 
     def why_late(self, limits: LagLimits, lease_seconds: float) -> str | None:
         """Return in one line that it publishes, or renews its lease, too late; else None."""
@@ -142,48 +153,5 @@ class SequencerStats(SequencerCounters):
         return None
 
 
-_S = Metric[SequencerStats]
-
-METRICS: Final = (
-    _S("orderchain_sequencer_epoch", "gauge", "Epoch of this leader; 0 while it does not lead.",
-       lambda stats: stats.epoch),
-    _S("orderchain_sequencer_head_persisted", "gauge", "Last committed id.",
-       lambda stats: stats.head_persisted),
-    _S("orderchain_sequencer_head_published", "gauge",
-       "Last id that the broker has acknowledged, with all before it.",
-       lambda stats: stats.head_published),
-    _S("orderchain_sequencer_unpublished_seconds", "gauge",
-       "How long the oldest committed order has waited for the broker.",
-       lambda stats: stats.unpublished_seconds),
-    _S("orderchain_sequencer_broker_away_seconds", "gauge",
-       "How long the broker has acknowledged nothing that was sent to it.",
-       lambda stats: stats.broker_away_seconds),
-    _S("orderchain_sequencer_lease_age_seconds", "gauge", "Seconds since the lease was renewed.",
-       lambda stats: stats.lease_age_seconds),
-    _S("orderchain_sequencer_loop_delay_seconds", "gauge",
-       "How late the event loop was for the last beat of the lease, or the last look at it.",
-       lambda stats: stats.loop_delay_seconds),
-    _S("orderchain_sequencer_queue_orders", "gauge", "Orders that wait for a commit.",
-       lambda stats: stats.queue_rows),
-    _S("orderchain_sequencer_queue_bytes", "gauge", "Their keys and payloads.",
-       lambda stats: stats.queue_bytes),
-    _S("orderchain_sequencer_publish_queue_bytes", "gauge",
-       "Bytes of committed orders that wait for the broker.",
-       lambda stats: stats.publish_queue_bytes),
-    _S("orderchain_sequencer_batch_orders", "gauge", "Orders of the last commit.",
-       lambda stats: stats.batch_rows_last),
-    _S("orderchain_sequencer_batch_size_orders", "histogram", "Orders per commit.",
-       lambda stats: stats.batch_sizes),
-    _S("orderchain_sequencer_keys_remembered", "gauge", "Orders whose keys are remembered.",
-       lambda stats: stats.keys_remembered),
-    _S("orderchain_sequencer_commit_seconds", "histogram",
-       "From the first statement of a commit to the answer.",
-       lambda stats: stats.commit_latency.histogram),
-    _S("orderchain_sequencer_publish_seconds", "histogram",
-       "From a send to the broker's acknowledgement.",
-       lambda stats: stats.publish_latency.histogram),
-    _S("orderchain_sequencer_native", "gauge", "1 where compiled functions run, 0 for Python.",
-       lambda stats: int(stats.implementation == "native")),
-    *counters("orderchain_sequencer", SequencerCounters),
-)  # fmt: skip
+METRICS: Final = metrics("orderchain_sequencer", SequencerStats)
 """What a sequencer exports, with the labels `chain` and `name`."""

@@ -28,7 +28,7 @@ from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import connecting
 from chain_kernel.clock import SystemClock, time_of
 from chain_kernel.errors import OrderchainError
-from chain_kernel.monitoring import counter_field, counters
+from chain_kernel.monitoring import counter_field, metrics
 from chain_kernel.sql import load_sql
 from chain_kernel.text import SummedLog, counted, printable, reason_of
 from outbox.callback.config import after_ask
@@ -110,7 +110,7 @@ class CallbackStats:
     bad_records: Counter[str] = counter_field("Records that were dropped.", "reason")
 
 
-METRICS: Final = counters("orderchain_outbox_callback", CallbackStats)
+METRICS: Final = metrics("orderchain_outbox_callback", CallbackStats)
 """What a callback service counts."""
 
 

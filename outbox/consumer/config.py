@@ -12,7 +12,7 @@ from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.config import Config
 from chain_kernel.errors import SettingError
-from chain_kernel.monitoring import counter_field, counters
+from chain_kernel.monitoring import counter_field, metrics
 from chain_kernel.start_at import StartAt
 from outbox.consumer.decisions import RetryLevels
 from outbox.destination import Name, Topic, default_confirm_topic
@@ -141,5 +141,5 @@ class ConsumerStats:
     )
 
 
-METRICS: Final = counters("orderchain_outbox_consumer", ConsumerStats)
+METRICS: Final = metrics("orderchain_outbox_consumer", ConsumerStats)
 """What a consumer counts, with the label `consumer`."""

@@ -11,7 +11,7 @@ from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.config import Config
 from chain_kernel.errors import SettingError
-from chain_kernel.monitoring import Metric, counter_field, counters
+from chain_kernel.monitoring import Metric, counter_field, metrics
 from outbox.destination import Name, Seconds
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class RelayStats:
     )
 
 
-METRICS: Final = counters("orderchain_outbox_relay", RelayStats)
+METRICS: Final = metrics("orderchain_outbox_relay", RelayStats)
 """What a relay counts. A message service exports the same names."""
 
 WAITING: Final = Metric[int](
