@@ -8,7 +8,7 @@ TEST_JOBS := $(or $(JOBS),$(shell awk '/^MemTotal/ { print ($$2 > 15000000 ? 4 :
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test nightly simulate faults soak mutate versions bench fuzz wheels check types units site release hashes marks walk pictures hooks clean
+.PHONY: help setup servers demo test nightly coverage simulate faults soak mutate versions bench fuzz wheels check types units site release hashes marks walk pictures hooks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: servers ## the tests of a merge, in JOBS=n processes with servers of their
 nightly: servers ## every other test: each page, rivals, old servers, packaging (JOBS=n, PYTEST_ARGS="...")
 	@tools/test_servers.sh nightly
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m nightly $(PYTEST_ARGS)
+
+coverage: servers ## the tests of a merge, and which lines none of them runs: fewer than the floor fail (JOBS=n)
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -m "not nightly" --cov --cov-report=term $(PYTEST_ARGS)
 
 simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on, in JOBS=n processes)
 	@$(BIN)/python -m tests.simulation.simulate $(if $(SEEDS),--seeds $(SEEDS)) \

@@ -68,6 +68,10 @@ class Draw:
     def each(self, ids: Sequence[object], *choices: Any) -> list[Any]:
         return [self.random.choice(choices) for _ in ids]
 
+    def of(self, *statuses: int) -> list[int]:
+        """Return some of the statuses that a call may name."""
+        return self.random.sample(statuses, self.random.randint(1, len(statuses)))
+
     def due(self) -> datetime:
         return self.random.choice((LONG_AGO, LATER))
 
@@ -97,21 +101,22 @@ class Draw:
     def _of_sender(self) -> Call:
         sql, ids = FILES["store"], self.some()
         who, tokens = self.each(ids, "x", "y", ""), self.each(ids, *self.tokens)
+        statuses = self.of(0, 1)
         why, seconds = self.each(ids, "reason", "other"), self.each(ids, -DAY, DAY)
         numbers, act = self.each(ids, 0, 1), self.random.choice(("retry", "abandon", "resend"))
         return self.random.choice((
-            lambda: (sql["due"], (self.due(), ALL, [0, 1], ["a"], self.each([1], 0, ALL), ALL)),
+            lambda: (sql["due"], (self.due(), ALL, statuses, ["a"], self.each([1], 0, ALL), ALL)),
             lambda: (sql["claim"], (ids, who, seconds, tokens[0])),
             lambda: (sql["wait"], (ids, who, seconds)),
-            lambda: (sql["give_up"], (ids, who, why, [0, 1])),
+            lambda: (sql["give_up"], (ids, who, why, self.of(0, 1))),
             lambda: (sql["messages"], (ids, ids[0], ids[-1])),
-            lambda: (sql["acknowledged"], (ids, tokens, why, numbers, numbers, [0, 1])),
-            lambda: (sql["done_by_broker"], (ids, tokens, [0, 1])),
-            lambda: (sql["failed"], (ids, tokens, why, [0, 1])),
-            lambda: (sql["released"], (ids, tokens, self.each(ids, "why", None), [0, 1])),
-            lambda: (sql["applied"], (ids, who, [0, 1, 3])),
+            lambda: (sql["acknowledged"], (ids, tokens, why, numbers, numbers, self.of(0, 1))),
+            lambda: (sql["done_by_broker"], (ids, tokens, self.of(0, 1))),
+            lambda: (sql["failed"], (ids, tokens, why, self.of(0, 1))),
+            lambda: (sql["released"], (ids, tokens, self.each(ids, "why", None), self.of(0, 1))),
+            lambda: (sql["applied"], (ids, who, self.of(0, 1, 3))),
             lambda: (sql["known"], (ids, who)),
-            lambda: (sql["retrying"], (ids, who, [self.due() for _ in ids], 60.0, [0, 1])),
+            lambda: (sql["retrying"], (ids, who, [self.due() for _ in ids], 60.0, self.of(0, 1))),
             lambda: (sql["save_progress"], (["x"], ["a"], numbers[:1], numbers[:1])),
             lambda: (sql["progress"], ()),
             lambda: (FILES["acts"]["act"], (ids, None, None, None, None, 9, act, "p", "r")),
@@ -127,8 +132,8 @@ class Draw:
               for until, others in ((LATER, []), (LATER, [""]), (LONG_AGO, ["s"]))),
             (sql["ask_again"], (ids, counts, [self.due() for _ in ids], ["e"] * len(ids), token)),
             (sql["checks_used_up"], (ids, counts, token, [4])),
-            (sql["committed"], (ids, [3, 4], claim)),
-            (sql["rolled_back"], (ids[:1], [3, 4], claim)),
+            (sql["committed"], (ids, self.of(3, 4), claim)),
+            (sql["rolled_back"], (ids[:1], self.of(3, 4), claim)),
             (sql["standing"], (ids, ids[0], ids[-1])),
         ))  # fmt: skip
 
@@ -136,9 +141,9 @@ class Draw:
         sql, ids, token = FILES["checked_sender"], self.some(), self.random.choice(self.tokens)
         who = self.random.choice(("x", "y", ""))
         return self.random.choice((
-            (sql["claim"], (ids, who, token, [0, 1], self.random.choice((1, 3)))),
-            (sql["sent"], (ids, token, [0, 1])),
-            (sql["give_up"], (ids, who, [0, 1], self.random.choice((1, 3)))),
+            (sql["claim"], (ids, who, token, self.of(0, 1), self.random.choice((1, 3)))),
+            (sql["sent"], (ids, token, self.of(0, 1))),
+            (sql["give_up"], (ids, who, self.of(0, 1), self.random.choice((1, 3)))),
         ))  # fmt: skip
 
     def _of_inbox(self) -> Call:
