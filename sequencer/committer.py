@@ -7,13 +7,14 @@ import logging
 from contextlib import contextmanager, suppress
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import (
     ConnectError,
     Fenced,
     HaltError,
+    OrderchainError,
     PrimaryBehind,
     RetryError,
     RowLocked,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_Errors: TypeAlias = "type[OrderchainError] | tuple[type[OrderchainError], ...]"
 
 _RETRY_SECONDS: Final = 0.1
 _RETRY_SECONDS_MAX: Final = 2.0
@@ -385,7 +387,8 @@ class Committer:
                 await self._take_over_until(deadline_ns, error)
                 raise
 
-        await self._until_done(commit, deadline_ns, is_first_at_once=True)
+        # A commit connects to nothing: whoever is refused now is refused the next time, too.
+        await self._until_done(commit, deadline_ns, outages=RetryError, is_first_at_once=True)
 
     async def _outcome(self, assembly: Assembly) -> None:
         """Wait for the outcome of `assembly`. It is `pending` until then, and others may follow."""
@@ -479,9 +482,10 @@ class Committer:
         deadline_ns: int,
         cause: Exception | None = None,
         *,
+        outages: _Errors = (RetryError, ConnectError),
         is_first_at_once: bool = False,
     ) -> _Result:
-        """Return what `work` returns; retry while the database is away.
+        """Return what `work` returns; retry while the database is away: what `outages` say.
 
         Raises `cause`, or else what `work` raised last, when there is no time left for a try.
         """
@@ -490,7 +494,7 @@ class Committer:
         while True:
             try:
                 done = await work()
-            except (RetryError, ConnectError) as error:
+            except outages as error:
                 why = reason_in_chain(chain_id, error)
                 self._outage.repeat(f"chain {chain_id}: {why}; trying again")
                 backoff = backoff or Backoff(
