@@ -387,7 +387,7 @@ class Committer:
                 await self._take_over_until(deadline_ns, error)
                 raise
 
-        # A commit connects to nothing: whoever is refused now is refused the next time, too.
+        # A commit connects to nothing: who is refused now is refused the next time, too.
         await self._until_done(commit, deadline_ns, outages=RetryError, is_first_at_once=True)
 
     async def _outcome(self, assembly: Assembly) -> None:
