@@ -169,6 +169,8 @@ class Draw:
             ("keep_floors", (["a", "a", "b"], [0, 1, 0], self.some()[:1] * 3)),
             ("highest_floors", ()), ("horizon", (datetime.now(UTC),)), ("retire", (self.ids[3],)),
         ))  # fmt: skip
+        if name == "judge" and self.random.random() < 0.5:  # by a name, not a number
+            return sql["applied"], (self.random.choice("xy"), ids)
         return sql[name], (self.random.choice((1, 1, 2)), *given)
 
     def _of_callback(self) -> Call:

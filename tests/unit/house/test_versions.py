@@ -40,6 +40,6 @@ def test_workflow_is_one() -> None:
 def test_workflow_runs_every_lane_by_make() -> None:
     jobs = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]
     run = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    assert run == ["make check", "make test", "make nightly", "make versions"]
+    assert run == ["make check", "make test", "make nightly", "make coverage", "make versions"]
     targets = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert all(f"\n{line.removeprefix('make ')}: " in targets for line in run)
