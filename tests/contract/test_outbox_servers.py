@@ -31,6 +31,8 @@ from tests.judge.statuses import Statuses
 DAY = 86_400.0
 CALLS = 800
 """Each seed draws so many."""
+KEPT = 8
+"""The last messages: those that calls are about."""
 ALL = 10_000
 """Rows: which of those that are due at one moment are left out is the server's own affair."""
 
@@ -58,7 +60,7 @@ class Draw:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         ids = MessageIds(lambda: 1_600_000_000_000_000_000, self.random.randbytes)
-        self.new = [UUID(bytes=each.bytes) for each in reversed(ids.draw(12 + CALLS))]
+        self.new = [UUID(bytes=each.bytes) for each in reversed(ids.draw(KEPT + CALLS))]
         self.ids: list[UUID] = []
         self.tokens = [UUID(int=number + 1) for number in range(2)]
 
@@ -76,18 +78,18 @@ class Draw:
         return self.random.choice((LONG_AGO, LATER))
 
     def calls(self) -> Iterator[Call]:
-        while len(self.ids) < 12:
+        while len(self.ids) < KEPT:
             yield self._store()
         parts = (
             self._store, self._of_sender, self._prepared, self._checked, self._of_inbox,
             self._of_callback,
         )  # fmt: skip
         for _ in range(CALLS):
-            yield self.random.choices(parts, (1, 3, 2, 2, 2, 2))[0]()
+            yield self.random.choices(parts, (1, 6, 4, 4, 4, 4))[0]()
 
     def _store(self) -> Call:
         ids = [self.new.pop() for _ in range(self.random.randint(1, 2))]
-        self.ids = [*self.ids, *ids][-12:]
+        self.ids = [*self.ids, *ids][-KEPT:]
         claim, check_at = self.random.choice(
             ((None, None), (str(self.tokens[0]), None), (None, "soon"))
         )
