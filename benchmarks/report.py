@@ -329,7 +329,7 @@ def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 _ALSO_OF_SPARK: Final = {
     "lag() / scan": "lag_to_scan",
     "anti join / scan": "anti_join_to_scan",
-    "seconds of a bare read by JDBC": "bare_seconds",
+    "seconds of a bare read": "bare_seconds",
     "check / bare": "check_to_bare",
     "--local / bare": "local_to_bare",
     "lag() / bare": "lag_to_bare",

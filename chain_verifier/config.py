@@ -41,11 +41,12 @@ named by range only: more findings than these rows give are never read."""
 FINDINGS_MAX: Final = 1_000
 """Maximum number of findings of one kind that are kept from one source; all are counted."""
 
-FETCH_ROWS: Final = 10_000
-"""Rows per JDBC round trip. Without it, the driver would hold a whole partition in memory."""
+FETCH_ROWS: Final = 1_000
+"""Rows per round trip of a worker, each maybe of a page that the server has looked at: a round trip
+ends well within `READ_TIMEOUT_S`, and no worker holds a whole partition."""
 
 FETCH_PAGES: Final = 16
-"""Batches per JDBC round trip, with all that is stored of them; about 10 MB if they are large."""
+"""Pages, or batches with all that is stored of them, per round trip; large ones are 10 MB."""
 
 CONNECTIONS_MAX: Final = 8
 """Maximum number of connections per scan: an auditor must not crowd out the sequencer."""

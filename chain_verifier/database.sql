@@ -1,5 +1,5 @@
--- What both modes read of a chain, whose number is $1. Spark's JDBC cannot bind values, so it gets
--- whole numbers in their place; the server then plans only for this chain's partitions.
+-- What both modes read of a chain, whose number is $1. Whole numbers take the place of values: the
+-- server then plans only for this chain's partitions.
 --
 -- PostgreSQL prefers a function or operator that is made for exactly one type to one of the same name
 -- that takes any array. The latter are named with their schema, so that no user-defined one answers.
@@ -126,26 +126,10 @@ SELECT p.last_id, f.*
         GROUP BY r.highest) f
  WHERE p.chain_id = $1
 
--- rows: the rows of the pages, each with the ends of its page, which serve to find a range of rows
-SELECT r.*, (r.id IS NULL OR r.pid IS NULL OR r.key IS NULL OR r.event_time_ns IS NULL
-             OR r.payload IS NULL) AS has_null
-  FROM (SELECT first_id AS page_first_id, last_id AS page_last_id,
-               pg_catalog.unnest(ids) AS id, pg_catalog.unnest(pids) AS pid,
-               pg_catalog.unnest(keys) AS key, pg_catalog.unnest(event_times_ns) AS event_time_ns,
-               pg_catalog.unnest(payloads) AS payload
-          FROM public.chain_page
-         WHERE chain_id = $1) r
-
--- rows_at: the rows of the pages that would hold the ids $2
-SELECT pg_catalog.unnest(p.ids) AS id, pg_catalog.unnest(p.pids) AS pid,
-       pg_catalog.unnest(p.keys) AS key, pg_catalog.unnest(p.event_times_ns) AS event_time_ns,
-       pg_catalog.unnest(p.payloads) AS payload
-  FROM public.chain_page p
- WHERE p.chain_id = $1
-   AND p.last_id = ANY (ARRAY(
-       SELECT (SELECT q.last_id FROM public.chain_page q
-                WHERE q.chain_id = $1 AND q.last_id >= a.id ORDER BY q.last_id LIMIT 1)
-         FROM pg_catalog.unnest($2::bigint[]) AS a (id)))
+-- pages_of_rows: the pages, each with its ends, which serve to find a range of rows
+SELECT first_id AS page_first_id, last_id AS page_last_id, ids, pids, keys, event_times_ns, payloads
+  FROM public.chain_page
+ WHERE chain_id = $1
 
 -- pages: the next pages after $2 up to $3, at most $5, as many as are needed for $4 bytes: the last may
 -- bring more. For pages that are not returned, only the size of out-of-line values is read. If the

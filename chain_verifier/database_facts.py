@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from itertools import pairwise
+from contextlib import contextmanager
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from chain_kernel.errors import ChainMissing, OrderchainError, SourceBroken
 from chain_kernel.sql import load_sql, require_version
+from chain_kernel.text import reason_of
+from chain_verifier.checks.topic_frames import FrameKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from chain_verifier.checks.topic_frames import FrameKeys
     from chain_verifier.findings import Findings
 
 
@@ -62,16 +65,15 @@ def head_of(row: dict[str, Any]) -> DatabaseHead | None:
     if row["last_id"] is None:
         return None
     known = {name: row[name] for name in DatabaseHead.__struct_fields__}
-    return DatabaseHead(**(known | {"seal": bytes(row["seal"])}))
+    return DatabaseHead(**known)
 
 
 def filled(statement: str, *values: int | bool | Sequence[int]) -> str:
     """Return `statement` with `values` for `$1`, `$2`, ...: the first is the chain's number, or
     those of several.
 
-    The values become constants, so that PostgreSQL plans only for the partitions of this chain; and
-    Spark cannot bind values. They are whole numbers, booleans and sequences of numbers: nothing in
-    them needs quoting.
+    The values become constants, so that PostgreSQL plans only for the partitions of this chain.
+    They are whole numbers, booleans and sequences of numbers: nothing in them needs quoting.
     """
 
     def shown(place: re.Match[str]) -> str:
@@ -102,34 +104,74 @@ def ends_by_size(sizes: Sequence[Any], bytes_max: int) -> Iterator[int]:
             yield batch["last_id"]
 
 
+def flat(column: list[Any] | None) -> list[Any]:
+    """Return the values of an array of any number of dimensions, in their order."""
+    values = column or []
+    while values and isinstance(values[0], list):
+        values = list(chain.from_iterable(values))
+    return values
+
+
 class DatabaseFacts(ABC):
     """One chain in PostgreSQL, opened: its head was read before anything else."""
 
     has_positions: Final = False
     """The rows of a table have no order of their own."""
     may_lack: Final = ()
-    name: str
     head: DatabaseHead
 
+    def __init__(self, name: str, chain_id: int, start: int) -> None:
+        self.name = name
+        self._chain_id = chain_id
+        self._start = start
+        self._faults: Findings | None = None
+
     @abstractmethod
+    def _ask(self, statement: str) -> list[Any]:
+        """Return the rows of a statement. Raises what `Session.fetch` raises."""
+
+    def _fetch(self, name: str, *values: int | bool | Sequence[int]) -> list[Any]:
+        return self._ask(filled(SQL[name], self._chain_id, *values))
+
+    @contextmanager
+    def _as_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except OrderchainError as error:
+            raise SourceBroken(self.name, reason_of(error)) from error
+
+    def _read_head(self) -> DatabaseHead:
+        (found,) = self._ask(filled(SQL["head"], [self._chain_id], [self._start]))
+        head = head_of(dict(found))
+        if head is None:
+            raise ChainMissing(self._chain_id)
+        return head
+
     def head_now(self) -> int:
         """Read head_persisted once more. Raises SourceBroken."""
+        with self._as_broken():
+            return self._read_head().last_id
 
-    @abstractmethod
     def boundary_now(self) -> int:
         """Read once more where archived rows end. Raises SourceBroken."""
+        with self._as_broken():
+            return int(self._fetch("boundary")[0]["boundary_id"])
 
-    @abstractmethod
     def skips(self) -> list[tuple[int, int]]:
         """Return the ranges (after, until] that were never published. Raises SourceBroken."""
+        with self._as_broken():
+            return [tuple(row) for row in self._fetch("skips")]
 
-    @abstractmethod
     def seal_at(self, last_id: int) -> bytes | None:
         """Return the seal after the batch that ends with `last_id`; None if none does."""
+        with self._as_broken():
+            found = self._fetch("seal_at", last_id)
+        return found[0]["seal"] if found else None
 
-    @abstractmethod
     def frame_keys(self) -> FrameKeys:
         """Return the keys of all terms that exist by now. Raises SourceBroken."""
+        with self._as_broken():
+            return FrameKeys({row[0]: row[1] for row in self._fetch("terms")})
 
     @abstractmethod
     def page_faults(self) -> Findings:

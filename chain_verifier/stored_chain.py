@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
-from chain_kernel.clients.session import Session
-from chain_kernel.errors import ChainMissing, OrderchainError, SourceBroken
-from chain_kernel.sql import AUDITOR
-from chain_kernel.text import reason_of
 from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
 from chain_verifier.checks.neighbours import first_of_each_kind
-from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.database_facts import (
     SQL,
     DatabaseFacts,
-    DatabaseHead,
     ends_by_size,
     filled,
-    head_of,
+    flat,
     page_ranges,
 )
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.runner import Runner
-from chain_verifier.server import verifier_session_config
+from chain_verifier.server import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,29 +52,16 @@ class StoredChain(DatabaseFacts):
     is_sorted = False
 
     def __init__(self, source: DatabaseSource, chain_id: int, start: int = 0) -> None:
-        self.name = source.name
-        self._chain_id = chain_id
-        self._start = start
-        self._faults: Findings | None = None
-        self._session = Session(
-            verifier_session_config(source.database, AUDITOR, source.connect_seconds)
-        )
-        self._runner = Runner()
+        super().__init__(source.name, chain_id, start)
+        self._reading = Reading(source.database, source.connect_seconds)
         try:
             self.head = self._read_head()
         except BaseException:
             self.close()
             raise
 
-    @contextmanager
-    def _as_broken(self) -> Iterator[None]:
-        try:
-            yield
-        except OrderchainError as error:
-            raise SourceBroken(self.name, reason_of(error)) from error
-
-    def _fetch(self, name: str, *values: int | bool | Sequence[int]) -> list[Any]:
-        return self._ask(filled(SQL[name], self._chain_id, *values))
+    def _ask(self, statement: str) -> list[Any]:
+        return self._reading.fetch(statement)
 
     def _fetch_range(
         self, name: str, ids: str, within: tuple[int, int], *values: bool
@@ -94,42 +73,6 @@ class StoredChain(DatabaseFacts):
             f"SELECT * FROM ({statement}) AS {name}"  # noqa: S608 - constants and numbers
             f" WHERE {ids} > {after_id} AND {ids} <= {until_id} ORDER BY {ids}"
         )
-
-    def _ask(self, statement: str) -> list[Any]:
-        return self._runner.run(self._session.fetch(statement))
-
-    def _read_head(self) -> DatabaseHead:
-        (found,) = self._ask(filled(SQL["head"], [self._chain_id], [self._start]))
-        head = head_of(dict(found))
-        if head is None:
-            raise ChainMissing(self._chain_id)
-        return head
-
-    def head_now(self) -> int:
-        """Read the head once more. Raises SourceBroken."""
-        with self._as_broken():
-            return self._read_head().last_id
-
-    def boundary_now(self) -> int:
-        """Read once more where archived rows end. Raises SourceBroken."""
-        with self._as_broken():
-            return int(self._fetch("boundary")[0]["boundary_id"])
-
-    def skips(self) -> list[tuple[int, int]]:
-        """Return the ranges (after, until] that were never published. Raises SourceBroken."""
-        with self._as_broken():
-            return [tuple(row) for row in self._fetch("skips")]
-
-    def frame_keys(self) -> FrameKeys:
-        """Return the keys of all terms that exist by now. Raises SourceBroken."""
-        with self._as_broken():
-            return FrameKeys({row[0]: row[1] for row in self._fetch("terms")})
-
-    def seal_at(self, last_id: int) -> bytes | None:
-        """Return the seal after the batch that ends with `last_id`; None if none does."""
-        with self._as_broken():
-            found = self._fetch("seal_at", last_id)
-        return found[0]["seal"] if found else None
 
     def batches_at(self, ids: Sequence[int]) -> dict[int, Any]:
         """Return, for each of `ids`, the batch that ends there or before and the one after it.
@@ -226,7 +169,7 @@ class StoredChain(DatabaseFacts):
 
     def _rows(self, page: Any) -> Iterator[Row]:  # noqa: ANN401 - a record
         """Yield the rows of a page; a value that a column lacks is None, as in SQL."""
-        for values in zip_longest(*(_flat(page[name]) for name in _COLUMNS)):
+        for values in zip_longest(*(flat(page[name]) for name in _COLUMNS)):
             yield self._chain_id, *values
 
     def notes(self) -> tuple[str, ...]:
@@ -235,13 +178,4 @@ class StoredChain(DatabaseFacts):
 
     def close(self) -> None:
         """Close the connection; no statement runs any more."""
-        self._runner.run(self._session.close())
-        self._runner.close()
-
-
-def _flat(column: list[Any] | None) -> list[Any]:
-    """Return the values of an array of any number of dimensions, in their order."""
-    values = column or []
-    while values and isinstance(values[0], list):
-        values = list(chain.from_iterable(values))
-    return values
+        self._reading.close()

@@ -376,7 +376,7 @@ class PostgresServer(Server):
         ours = {
             "listen_addresses": LOOPBACK,
             "port": str(self.config.port),
-            "unix_socket_directories": "",  # psql, JDBC and Python all use TCP
+            "unix_socket_directories": "",  # psql and Python use TCP
             "max_connections": str(self.config.max_connections),
             "password_encryption": "scram-sha-256",
             "shared_buffers": f"{self.config.shared_buffers_mb}MB",

@@ -22,8 +22,8 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from benchmarks.rivals.librdkafka import librdkafka_options
 from chain_kernel.clients.kafka_config import KafkaConfig
-from chain_kernel.clients.options import librdkafka_options
 from local_stack import KafkaServer
 from local_stack import KafkaServerConfig as StackConfig
 from local_stack.process import free_port

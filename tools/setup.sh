@@ -5,7 +5,7 @@
 #   Debian's packages   python3-venv and a headless Java of 17 or newer, where they are missing (apt-get, as root or by
 #                       sudo; otherwise one line says what to install, and the exit code is 2)
 #   .venv               the project itself, editable, with the extras of the level, in the versions of constraints.txt
-#   jars                Apache Kafka and Spark's JDBC driver, in a cache that all checkouts share
+#   jars                Apache Kafka, in a cache that all checkouts share
 #
 # What does not need each other is fetched at the same time. The second time it does nothing and needs no network.
 # PYTHON=/path/to/python chooses the interpreter. The last line of a set-up that fails names the cause, where it is known.
@@ -243,11 +243,6 @@ build_speed() {
   fi
 }
 
-begin_jars() {
-  begin "fetching Apache Kafka (43 MB)" .venv/bin/python -m local_stack.jars
-  [ "$level" = light ] || begin "fetching Spark's JDBC driver (1 MB)" .venv/bin/python -m chain_verifier.spark.connectors
-}
-
 # ---------------------------------------------------------------------------------------------------------------------
 
 if is_done "$level"; then exit 0; fi
@@ -265,7 +260,7 @@ finish
 build_speed
 if [ "$level" != site ] && ! is_done demo; then
   [ -z "$(missing_java)" ] || stop "still missing after the installation: $(missing_java)"
-  begin_jars
+  begin "fetching Apache Kafka (43 MB)" .venv/bin/python -m local_stack.jars
   finish
   [ "$level" = light ] || fingerprint >"$(stamp demo)"
 fi

@@ -155,7 +155,6 @@ def pyspark(version: str, release: str) -> Place:
     wanted = f"pyspark=={release or f'{version}.*'}"
     made = _environment(f"pyspark-{version}", Path(sys.executable), wanted)
     release = _said_by([made, "-c", "import pyspark; print(pyspark.__version__)"])
-    _said_by([made, "-m", "chain_verifier.spark.connectors"])  # once, before several tests do
     return Place(release, made)
 
 

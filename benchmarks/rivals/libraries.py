@@ -17,6 +17,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from uuid import UUID
 
+from benchmarks.rivals.librdkafka import librdkafka_options
 from benchmarks.rivals.rival import (
     FETCH_BYTES,
     FRAME_BYTES_MAX,
@@ -31,7 +32,6 @@ from benchmarks.rivals.rival import (
     encode_event,
 )
 from chain_kernel.clients.database_config import DatabaseConfig
-from chain_kernel.clients.options import librdkafka_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

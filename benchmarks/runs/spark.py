@@ -30,7 +30,6 @@ from benchmarks.processes import RunFailed, call, serve
 from benchmarks.rivals.engine import copied_chains, filled_chain
 from chain_kernel.model import Event
 from chain_verifier.config import (
-    FETCH_ROWS,
     DatabaseSource,
     ParquetSource,
     VerifyRequest,
@@ -40,7 +39,7 @@ from chain_verifier.dataframe.fold import Fold, digest_of
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.local.verify import verify_chains_locally, verify_locally
 from chain_verifier.report import ChainsReport, Report, Verdict
-from chain_verifier.spark.database import DatabaseTable, chain_address
+from chain_verifier.spark.database import DatabaseTable
 from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.verify import verify, verify_chains
@@ -389,8 +388,9 @@ class _Database:
         self._request = VerifyRequest(chain_id=self.chain_id, sources=(self._source,))
 
     async def bare(self) -> None:
-        """Count and sum in Spark the rows that JDBC brings."""
-        row = self._read().agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
+        """Count and sum in Spark the rows that workers read."""
+        rows = DatabaseTable(self.spark, self._source, self.chain_id).rows_with(())
+        row = rows.agg(F.count("pid"), F.sum("id"), F.sum("pid")).collect()[0]
         _require(row[0], self.rows)
 
     async def check(self) -> None:
@@ -405,26 +405,6 @@ class _Database:
         """Ask PostgreSQL itself."""
         async with connected(self.site.auditor) as connection:
             _require(await connection.fetchval(SQL["lag"], self.chain_id, timeout=600), 0)
-
-    def _read(self) -> DataFrame:
-        """Read pages in as many partitions as the check has."""
-        table = DatabaseTable(self.spark, self._source, self.chain_id)
-        address = chain_address(self._source)
-        # By the end of its page, which is in the index: a part could not be read from the view.
-        query = f"""(
-            SELECT page.last_id, row.id, row.pid
-            FROM chain_page AS page CROSS JOIN unnest(page.ids, page.pids) AS row (id, pid)
-            WHERE page.chain_id = {self.chain_id}
-        ) AS bare"""  # noqa: S608 - a number of ours
-        return self.spark.read.jdbc(
-            address.url,
-            query,
-            column="last_id",
-            lowerBound=1,
-            upperBound=self.rows + 1,
-            numPartitions=table.rows.rdd.getNumPartitions(),
-            properties={**address.properties, "fetchsize": str(FETCH_ROWS)},
-        )
 
 
 # -- over many chains of a database: in one job, or one after the other ----------------------------

@@ -1,8 +1,7 @@
 """The only package that opens a connection to PostgreSQL or Kafka, or imports a driver.
 
-The configs (`kafka_config`, `database_config`) and the options for other drivers (`kafka_options`,
-`jdbc`) are pure and import no driver, so that reading settings does not import one. `kafka`,
-`postgres` and `session` open connections.
+The configs (`kafka_config`, `database_config`) are pure and import no driver, so that reading
+settings does not import one. `kafka`, `postgres` and `session` open connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How to reach a PostgreSQL: one value for asyncpg and for Spark's JDBC. Imports no driver.
+"""How to reach a PostgreSQL. Imports no driver.
 
 Texts are those of libpq: a URL (`postgresql://user@host:5432/orders?sslmode=verify-full`) or
 keywords (`host=db1,db2 dbname=orders`). What they leave out is taken from a service file, from the
@@ -270,7 +270,7 @@ class DatabaseConfig(
     sslcert: str = ""
     """A PEM file with the client's certificate."""
     sslkey: str = ""
-    """A PEM file with its key. For JDBC in PKCS#8, and named `.key` or `.pem`."""
+    """A PEM file with its key."""
     sslpassword: str = ""
     sslnegotiation: str = ""
     """postgres (asks for TLS first), or direct (PostgreSQL 17 and newer)."""
@@ -374,6 +374,19 @@ class DatabaseConfig(
             self.target_session_attrs,
             f"primary or read-write, for a login that writes to {'one of ' * several}{self.host}",
         )
+
+    def for_elsewhere(self) -> Self:
+        """Return it for another machine: with its login and password, if all hosts have the same.
+
+        Its other files must be there at the same paths. Raises SettingError for a passfile that
+        cannot be used any more.
+        """
+        passwords = {self.read_password(*address) for address in self.addresses}
+        same = {"password": passwords.pop(), "passfile": ""} if len(passwords) == 1 else {}
+        moved = copy(self)  # unlike `replace`, checks nothing
+        for name, value in {"user": self.login, **same}.items():
+            force_setattr(moved, name, value)
+        return moved
 
     @property
     def addresses(self) -> list[tuple[str, int]]:

@@ -1,11 +1,10 @@
-"""PEM files: certificates and private keys as text, and keys in the one form that Java reads."""
+"""PEM files: certificates and private keys."""
 
 from __future__ import annotations
 
-import base64
 import re
 import ssl
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from chain_kernel.errors import SettingError
 from chain_kernel.files import open_regular, read_bounded
@@ -23,30 +22,6 @@ _BLOCK: Final = re.compile(
 _CERTIFICATE: Final = "CERTIFICATE"
 _KEY: Final = "PRIVATE KEY"
 _ENCRYPTED_KEY: Final = "ENCRYPTED PRIVATE KEY"
-_CONVERT: Final = "a key in PKCS#8 (openssl pkcs8 -topk8 -in OLD -out NEW)"
-
-_ALGORITHMS: Final = {
-    bytes.fromhex("06092a864886f70d010101"): "RSA",
-    bytes.fromhex("06072a8648ce3d0201"): "EC",
-    bytes.fromhex("06032b6570"): "Ed25519",
-}
-"""The identifiers of key algorithms, and Java's names of them."""
-
-_SEQUENCE: Final = b"\x30"
-_ALGORITHM_WITHIN: Final = 32
-"""In PKCS#8 the algorithm is within so many bytes: three lengths and a version precede it."""
-
-
-class PrivateKey(NamedTuple):
-    """A private key in PKCS#8. Secret."""
-
-    text: str
-    """PEM: one block."""
-    is_encrypted: bool
-    algorithm: str
-    """RSA, EC or Ed25519; empty where the key is encrypted, or of another kind."""
-    is_as_stored: bool
-    """Whether its file holds it in this form, too."""
 
 
 def read_file(
@@ -117,43 +92,3 @@ def _is_encrypted(key: GivenFile) -> bool:
         if match[1].endswith(_KEY):
             return match[1] == _ENCRYPTED_KEY or "ENCRYPTED" in match[2]
     raise SettingError(*key, "a PEM file with a private key")
-
-
-def read_key(field: str, path: str) -> PrivateKey:
-    """Return the private key of a PEM file in PKCS#8, which Java requires.
-
-    The package cryptography converts the older forms of OpenSSL. Raises SettingError where the file
-    holds no key, an encrypted one in an old form, or an old form and the package is not installed.
-    """
-    for match in _BLOCK.finditer(read_file(field, path)):
-        if match[1] == _ENCRYPTED_KEY:
-            return PrivateKey(match[0] + "\n", True, "", True)
-        if not match[1].endswith(_KEY):
-            continue
-        is_as_stored = match[1] == _KEY
-        try:
-            text = match[0] + "\n" if is_as_stored else _converted(match[0])
-            return PrivateKey(text, False, _algorithm_of(text), is_as_stored)
-        except (ImportError, TypeError, ValueError):  # a TypeError: it is encrypted
-            raise SettingError(field, path, _CONVERT) from None
-    raise SettingError(field, path, "a PEM file with a private key")
-
-
-def _converted(block: str) -> str:
-    from cryptography.hazmat.primitives import serialization
-
-    key = serialization.load_pem_private_key(block.encode(), None)
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    ).decode()
-
-
-def _algorithm_of(text: str) -> str:
-    """Return the algorithm of a key in PKCS#8. Raises ValueError if it is no key."""
-    _, body = _BLOCK.findall(text)[0]
-    start = base64.b64decode("".join(body.split()), validate=True)[:_ALGORITHM_WITHIN]
-    if not start.startswith(_SEQUENCE):
-        raise ValueError("not in PKCS#8")
-    return next((name for mark, name in _ALGORITHMS.items() if mark in start), "")

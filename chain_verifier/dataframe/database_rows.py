@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from chain_kernel.clients.session import Session
 from chain_kernel.errors import ChainMissing, RetryError, RowsArchived, RowsMissing
-from chain_kernel.sql import AUDITOR, load_sql, require_version
+from chain_kernel.sql import load_sql, require_version
 from chain_verifier.database_facts import SQL, filled, page_ranges
 from chain_verifier.dataframe.columns import batch_facts, rows_of, within
-from chain_verifier.runner import Runner
-from chain_verifier.server import verifier_session_config
+from chain_verifier.server import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -65,7 +63,7 @@ class ChainHeads:
         One whose head is at or below `start` has none. Raises SchemaError, ConnectError, and
         ChainMissing but for `known` chains, which a server that lags does not have yet.
         """
-        with Reading(self._options.url) as reading:
+        with ChainReading(self._options.url) as reading:
             return {n: self._extent(head) for n, head in self._heads(reading, known).items()}
 
     def _extent(self, head: Any) -> Extent:  # noqa: ANN401 - a record
@@ -75,7 +73,7 @@ class ChainHeads:
     def ranges(self) -> list[PageRange]:
         """Return what is read now: all rows. Raises as `extents`."""
         start, until = self._options.start, self._options.until
-        with Reading(self._options.url) as reading:
+        with ChainReading(self._options.url) as reading:
             heads = self._heads(reading)
             asked = {
                 number: (max(start, head["boundary_id"]), min(until, head["head_id"]))
@@ -98,7 +96,7 @@ class ChainHeads:
         asked = {number: ends for number, ends in asked.items() if ends[0] < ends[1]}
         if not asked:
             return []
-        with Reading(self._options.url) as reading:
+        with ChainReading(self._options.url) as reading:
             reading.require_version()
             wanted = {number: last for number, (_, last) in asked.items()}
             found = reading.reached(wanted, _SQL["chains"], list(wanted))
@@ -109,7 +107,7 @@ class ChainHeads:
             return self._planned(reading, heads, asked)
 
     def _planned(
-        self, reading: Reading, heads: Mapping[int, Any], ends: Mapping[int, tuple[int, int]]
+        self, reading: ChainReading, heads: Mapping[int, Any], ends: Mapping[int, tuple[int, int]]
     ) -> list[PageRange]:
         asked = [(n, first, last) for n, (first, last) in ends.items() if first < last]
         columns = [[each[i] for each in asked] for i in range(3)]
@@ -122,7 +120,7 @@ class ChainHeads:
             for each in _cut(heads[number], of_chain[number], first, last)
         ]
 
-    def _heads(self, reading: Reading, known: Container[int] = ()) -> dict[int, Any]:
+    def _heads(self, reading: ChainReading, known: Container[int] = ()) -> dict[int, Any]:
         reading.require_version()
         asked = self._options.chains
         found = reading.fetch(_SQL["chains"], None if asked is None else list(asked))
@@ -144,28 +142,13 @@ def _cut(head: Any, parts: Sequence[Any], first: int, last: int) -> list[PageRan
     ]
 
 
-class Reading:
-    """One connection, for callers without an event loop, and for those in a running one."""
-
-    def __init__(self, url: str) -> None:
-        self._session = Session(verifier_session_config(url, AUDITOR))
-        self._runner = Runner()
-
-    def __enter__(self) -> Reading:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._runner.run(self._session.close())
-        self._runner.close()
+class ChainReading(Reading):
+    """One connection, and what a data source asks over it."""
 
     def require_version(self) -> None:
         """Raise SchemaError where the schema is missing, or of another version."""
         versions = self.fetch(_SQL["version"])
         require_version(versions[0] if versions else None)
-
-    def fetch(self, statement: str, *values: object) -> list[Any]:
-        """Return the rows of a statement. Raises what `Session.fetch` raises."""
-        return self._runner.run(self._session.fetch(statement, *values))
 
     def reached(self, ends: Mapping[int, int], statement: str, *values: object) -> list[Any]:
         """Return the rows of a statement with `chain_id` and `head_id`, once heads are at `ends`.
@@ -226,6 +209,6 @@ def _rows(asked: PageRange, page: Any, ends: Any, epochs: Any) -> pa.RecordBatch
 
 def read_pages(url: str, ranges: Sequence[PageRange]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of ranges in their order, over one connection; within a worker of Spark."""
-    with Reading(url) as reading:
+    with ChainReading(url) as reading:
         for asked in ranges:
             yield from reading.batches(asked)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
 from chain_kernel.errors import InputError, RetryError, SettingError
+from chain_kernel.sql import load_sql
 from chain_kernel.text import reason_of
 from chain_verifier.dataframe.database_rows import ChainHeads, Extent
 from chain_verifier.dataframe.fold import Fold
@@ -20,9 +21,10 @@ from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
 from chain_verifier.dataframe.table_files import open_files, open_table
 from chain_verifier.places import require_no_password
-from chain_verifier.spark.database import chain_address
+from chain_verifier.server import Reading
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.own_session import ARROW_RECORDS, require_all_files
+from chain_verifier.spark.statements import WorkerLogin, find
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
     from chain_verifier.config import DatabaseSource
 
 STATE_COLUMNS: Final = ("group", "id", "digest")
+_SQL: Final = load_sql("chain_verifier.dataframe", "chains.sql")
+_TYPES: Final = {"smallint": "int", "integer": "int", "bigint": "bigint", "bytea": "bytea"}
+_SPARK: Final = {"int": "int", "bigint": "bigint", "bytea": "binary", "text": "string"}
+"""How PostgreSQL's types are read, and what they are in Spark; all others are read as texts."""
+
 _FORMATS: Final = ("parquet", "json", "table", "database")
 _ARROW_RECORDS: Final = 10_000
 """Orders that cross to Python at once: fewer cost more than the fold."""
@@ -101,9 +108,25 @@ def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource)
         require_all_files(spark)
         return open_table(spark, name)
     if kind == "database":
-        address = chain_address(database)
-        return spark.read.jdbc(address.url, name, properties=dict(address.properties))
+        return _open_stored(spark, name, database)
     return open_files(spark, kind, name, text="group")
+
+
+def _open_stored(spark: SparkSession, name: str, database: DatabaseSource) -> DataFrame:
+    """Open a table of the database, with those of its columns that states have."""
+    with Reading(database.database, database.connect_seconds) as reading:
+        found = {each["name"]: each["type"] for each in reading.fetch(_SQL["columns"], name)}
+    if not found:
+        raise InputError("--states", f"database:{name}", "a table that the login may read")
+    columns = {
+        each: _TYPES.get(found[each], "text")
+        for each in ("chain_id", *STATE_COLUMNS)
+        if each in found
+    }
+    shown = ", ".join(f'"{each}"::{kind} AS "{each}"' for each, kind in columns.items())
+    schema = ", ".join(f"{each} {_SPARK[kind]}" for each, kind in columns.items())
+    statement = f"SELECT {shown} FROM {name}"  # noqa: S608 - a name without quotes
+    return find(spark, WorkerLogin.of(database), [statement], schema)
 
 
 def differences(

@@ -8,42 +8,36 @@ is not proven here: it is verified alone, which names its faults. So the finding
 from __future__ import annotations
 
 import secrets
-from functools import partial, reduce
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
-from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.errors import OrderchainError, SourceBroken
 from chain_verifier.checks.seals import BatchCheck, genesis_of
 from chain_verifier.config import (
-    CONNECTIONS_MAX,
     FETCH_PAGES,
-    FETCH_ROWS,
     DatabaseSource,
     VerifyRequest,
 )
 from chain_verifier.database_facts import SQL, DatabaseHead, filled, head_of, page_ranges
 from chain_verifier.report import Unverified, unverified_by
-from chain_verifier.spark.database import (
-    DatabaseTable,
-    chain_address,
-    paths_of,
-    read_statement,
-)
-from chain_verifier.spark.errors import as_broken, at_connect
-from chain_verifier.spark.seals import arrow_records, records_at_once
+from chain_verifier.server import Reading
+from chain_verifier.spark.database import FINDS, DatabaseTable, paths_of
+from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.source_check import whole_chains
+from chain_verifier.spark.statements import find, find_rows
 from chain_verifier.verification import KEY_BITS, ScannedSource, horizon_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from chain_verifier.spark.statements import Pieces, WorkerLogin
     from chain_verifier.verification import ShowStep
 
 
@@ -58,6 +52,8 @@ _TASK_ROWS: Final = 500_000
 
 _ROWS_MAX: Final = 2_000_000
 """A chain with more rows is verified alone: its rows are spread over tasks, as chains are here."""
+
+_EDGES: Final = f"chain_id int, start_id bigint, {FINDS['edges']}"
 
 _SEALS_SCHEMA: Final = "chain_id int, id bigint, seal binary"
 """The seals that are asked for, and a row without a seal for each batch that does not fit."""
@@ -123,21 +119,15 @@ def _tables_of(
 ) -> dict[int, KnownTable]:
     """Return the chains that exist, their heads read. Raises ConnectError, SchemaError."""
     numbers, tables = list(requests), dict[int, KnownTable]()
-    with at_connect(DatabaseConfig.of(source.database)):
+    with Reading(source.database, source.connect_seconds) as reading:
         for at in range(0, len(numbers), _HEADS):
             some = numbers[at : at + _HEADS]
             starts = [requests[number].start for number in some]
-            statement = filled(SQL["head"], some, starts)
-            heads = read_statement(spark, chain_address(source), statement, FETCH_ROWS)
-            for row in heads.collect():
-                head, request = head_of(row.asDict()), requests[row["chain_id"]]
+            for row in reading.fetch(filled(SQL["head"], some, starts)):
+                head, request = head_of(dict(row)), requests[row["chain_id"]]
                 if head is not None:
                     tables[request.chain_id] = KnownTable(spark, source, request, head)
     return tables
-
-
-def _union(statements: Iterable[str]) -> str:
-    return "\nUNION ALL\n".join(statements)
 
 
 class _Together:
@@ -176,9 +166,9 @@ class _Together:
     def _whole(self, chains: Sequence[int]) -> dict[int, ScannedSource]:
         """Return the chains that are one path, and those of which there is nothing to look at."""
         horizons = {n: horizon_of(self._requests[n], self._tables[n]) for n in chains}
-        pages = self._read("edges", "last_id", chains, FETCH_ROWS)
-        if pages is None:
+        if not chains:
             return {}
+        pages = find(self._spark, self._login, self._statements("edges", "last_id", chains), _EDGES)
         paths = paths_of(pages, F.col("start_id"))
         buckets = whole_chains(paths, horizons, secrets.randbits(KEY_BITS))
         whole = {n: ScannedSource.whole(path) for n, path in buckets.items() if path is not None}
@@ -187,18 +177,18 @@ class _Together:
 
     def _sealed(self, chains: Sequence[int]) -> Iterator[int]:
         """Yield the chains whose batches all give their seals; their tables learn some of these."""
-        tables = {number: self._tables[number] for number in chains}
-        sealed = self._read("sealed", "id", chains, FETCH_PAGES)
-        if sealed is None:
+        if not chains:
             return
+        tables = {number: self._tables[number] for number in chains}
         genesis = {number: genesis_of(table, number) for number, table in tables.items()}
         wanted = {
             number: {table.head.last_id, *(kept.id for kept in self._requests[number].kept_seals)}
             for number, table in tables.items()
         }
         checker = partial(check_batches, genesis, wanted)
-        with arrow_records(self._spark, min(map(records_at_once, tables.values()))):
-            found = sealed.mapInArrow(checker, _SEALS_SCHEMA).collect()
+        statements = self._statements("sealed", "id", chains)
+        sealed = find(self._spark, self._login, statements, _SEALS_SCHEMA, checker, FETCH_PAGES)
+        found = sealed.collect()
         damaged = {row["chain_id"] for row in found if row["seal"] is None}
         for row in found:
             table = tables[row["chain_id"]]
@@ -209,31 +199,26 @@ class _Together:
 
     def _own_keys(self, chains: Sequence[int]) -> Iterator[int]:
         """Yield the chains in which no key occurs twice, whatever the distance."""
-        rows = self._read("rows", "page_last_id", chains, FETCH_ROWS)
-        if rows is None:
+        if not chains:
             return
+        pages = self._statements("pages_of_rows", "page_last_id", chains)
+        rows = find_rows(self._spark, self._login, pages, ("chain_id", "id", "key"), FETCH_PAGES)
         keys = rows.groupBy("chain_id", "key").agg(F.min("id").alias("a"), F.max("id").alias("b"))
         repeating = keys.where("a < b").select("chain_id").distinct().collect()
         yield from set(chains) - {row["chain_id"] for row in repeating}
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _read(self, name: str, ids: str, chains: Sequence[int], fetch_rows: int) -> Any:  # noqa: ANN401 - a frame
-        """Return what a statement finds of `chains` after their starts; None without a chain."""
-        frames = [
-            read_statement(
-                self._spark,
-                self._tables[some[0]].address,
-                _union(self._member(name, ids, number) for number in some),
-                fetch_rows,
-            )
+    @property
+    def _login(self) -> WorkerLogin:
+        return next(iter(self._tables.values())).login
+
+    def _statements(self, name: str, ids: str, chains: Sequence[int]) -> list[str]:
+        """Return what finds the same of `chains` after their starts, by tasks."""
+        return [
+            "\nUNION ALL\n".join(self._member(name, ids, number) for number in some)
             for some in self._tasks(chains)
         ]
-        return (
-            reduce(lambda one, other: one.union(other), frames).coalesce(CONNECTIONS_MAX)
-            if frames
-            else None
-        )
 
     def _member(self, name: str, ids: str, number: int) -> str:
         table, start = self._tables[number], self._requests[number].start
@@ -260,9 +245,7 @@ class _Together:
 
 
 def check_batches(
-    genesis: Mapping[int, bytes],
-    wanted: Mapping[int, set[int]],
-    record_batches: Iterable[pa.RecordBatch],
+    genesis: Mapping[int, bytes], wanted: Mapping[int, set[int]], pieces: Pieces
 ) -> Iterator[pa.RecordBatch]:
     """Check batches that come chain by chain, each chain in the order of ids; within a worker.
 
@@ -272,9 +255,9 @@ def check_batches(
     import pyarrow as pa
 
     checks: dict[int, BatchCheck] = {}
-    for record_batch in record_batches:
+    for _, batches in pieces:
         found: list[tuple[int, int, bytes | None]] = []
-        for batch in record_batch.to_pylist():
+        for batch in batches:
             number = batch["chain_id"]
             if number not in checks:
                 checks[number] = BatchCheck(genesis[number])

@@ -9,7 +9,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from chain_verifier.findings import Findings, Kind
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled_rows
-from chain_verifier.spark.scan import placed
 from chain_verifier.spark.source_check import in_buckets
 from chain_verifier.verification import CONTENT
 
@@ -33,8 +32,8 @@ def compare(
 ) -> Findings:
     """Return what `table` lacks, has in surplus, or holds otherwise in the `differing` buckets."""
     with as_broken(f"{table.name} against {base.name}"):
-        here = by_id(in_buckets(placed(table.rows, horizon), differing))
-        there = by_id(in_buckets(placed(base.rows, horizon), differing))
+        here = by_id(in_buckets(table, horizon, differing, CONTENT))
+        there = by_id(in_buckets(base, horizon, differing, CONTENT))
         pairs = pairs_of(here, there)
         for after, until in table.may_lack:
             is_skipped = (F.col("id") > after) & (F.col("id") <= until)

@@ -1,22 +1,15 @@
-"""The chain in PostgreSQL, read by JDBC: the head first, then the pages below it, in parallel."""
+"""The chain in PostgreSQL: the head first, then the pages below it, in parallel."""
 
 from __future__ import annotations
 
-from math import ceil
-from typing import TYPE_CHECKING, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
-from msgspec.structs import replace
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_kernel.clients.database_config import PINNED, DatabaseConfig, warn_of_exposure
-from chain_kernel.clients.options import JdbcAddress, jdbc_address
-from chain_kernel.errors import ChainMissing
-from chain_verifier.checks.topic_frames import FrameKeys
 from chain_verifier.config import (
     CONNECTIONS_MAX,
     FETCH_PAGES,
-    FETCH_ROWS,
-    READ_TIMEOUT_S,
     DatabaseSource,
 )
 from chain_verifier.database_facts import (
@@ -24,63 +17,42 @@ from chain_verifier.database_facts import (
     DatabaseFacts,
     DatabaseHead,
     filled,
-    head_of,
     page_ranges,
 )
-from chain_verifier.spark.errors import as_broken, at_connect
+from chain_verifier.server import Reading
+from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled
-from chain_verifier.spark.packages import JDBC_DRIVER
-from chain_verifier.spark.table import (
-    HAS_NULL,
-    MALFORMED,
-    PAGE_FIRST_ID,
-    PAGE_LAST_ID,
-    PART,
-    ROWS,
-)
+from chain_verifier.spark.statements import WorkerLogin, find, find_rows
+from chain_verifier.spark.table import HAS_NULL, MALFORMED, ROWS
 from chain_verifier.verification import CONTENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from chain_verifier.findings import Findings
+    from chain_verifier.spark.statements import Decode
+    from chain_verifier.spark.table import Table
 
 
-_DEFAULTS: Final = {
-    "driver": JDBC_DRIVER,
-    "ApplicationName": "chain_verifier",
-    "socketTimeout": str(READ_TIMEOUT_S),
-    "tcpKeepAlive": "true",
-    "options": " ".join(f"-c {name}={value}" for name, value in PINNED.items() if " " not in value),
+FINDS: Final = {
+    "edges": "last_id bigint, first_id bigint, pid bigint, rows int, is_path boolean",
+    "page_faults": (
+        "last_id bigint, kind string, id bigint, until_id bigint, ids array<bigint>, "
+        "columns array<string>, after_id bigint, count bigint"
+    ),
+    "batches": (
+        "anchor binary, anchor_id bigint, batch_last_id bigint, batch_seal binary, "
+        "batch_epoch bigint"
+    ),
 }
+"""The columns that statements of `database.sql` find."""
 
-
-def chain_address(source: DatabaseSource) -> JdbcAddress:
-    """Return the JDBC address of a chain's database; JDBC waits in whole seconds.
-
-    Raises SettingError for what JDBC cannot do. For a host where another one may pose as the
-    server, a warning is logged, as with asyncpg.
-    """
-    config = DatabaseConfig.of(source.database)
-    warn_of_exposure(config)
-    address = jdbc_address(config)
-    waits = dict.fromkeys(("connectTimeout", "loginTimeout"), str(ceil(source.connect_seconds)))
-    return replace(address, properties={**_DEFAULTS, **waits, **address.properties})
-
-
-def read_statement(
-    spark: SparkSession, address: JdbcAddress, statement: str, fetch_rows: int
-) -> DataFrame:
-    """Return what a statement finds, read over one connection."""
-    reader = spark.read.format("jdbc").option("url", address.url)
-    reader = reader.options(**address.properties, fetchsize=fetch_rows)
-    return reader.option("dbtable", f"({statement}) AS found").load()
-
-
-_ROWS_A_CONNECTION: Final = 50_000
+_ROWS_A_CONNECTION: Final = 500_000
 """A second connection costs more than it saves below this many rows."""
+
+EVERY_ID: Final = range(-(2**63), 2**63)
 
 _SEALED_PARTS: Final = 64
 """Parts in which seals are recomputed: what a failed task repeats."""
@@ -104,79 +76,44 @@ class DatabaseTable(DatabaseFacts):
         start: int = 0,
         head: DatabaseHead | None = None,
     ) -> None:
-        self.name = source.name
+        super().__init__(source.name, chain_id, start)
         self._spark = spark
-        self._chain_id = chain_id
-        self._start = start
-        self._faults: Findings | None = None
-        self.address = chain_address(source)
-        if head is None:
-            with at_connect(DatabaseConfig.of(source.database)):
-                head = self._read_head()
-        self.head = head
+        self._source = source
+        self.head = self._read_head() if head is None else head
 
-    def head_now(self) -> int:
-        """Read the head once more. Raises SourceBroken."""
-        with as_broken(self.name):
-            return self._read_head().last_id
+    def _ask(self, statement: str) -> list[Any]:
+        with Reading(self._source.database, self._source.connect_seconds) as reading:
+            return reading.fetch(statement)
 
-    def _read_head(self) -> DatabaseHead:
-        statement = filled(SQL["head"], [self._chain_id], [self._start])
-        (found,) = read_statement(self._spark, self.address, statement, FETCH_ROWS).collect()
-        head = head_of(found.asDict())
-        if head is None:
-            raise ChainMissing(self._chain_id)
-        return head
+    @cached_property
+    def login(self) -> WorkerLogin:
+        """As whom workers log in."""
+        return WorkerLogin.of(self._source)
 
     def batches(self) -> DataFrame:
         """Return, by seal, what the batch after it must be; as of when it is read."""
-        return self._query("batches")
+        return find(
+            self._spark, self.login, [filled(SQL["batches"], self._chain_id)], FINDS["batches"]
+        )
 
-    def seal_at(self, last_id: int) -> bytes | None:
-        """Return the seal after the batch that ends with `last_id`; None if none does."""
-        found = self._query("seal_at", last_id).head()
-        return None if found is None else bytes(found[0])
+    def sealed(self, check: Callable[[Collection[int]], Decode], schema: str) -> DataFrame:
+        """Return what a check yields for all batches up to the head with what is stored of them.
 
-    def sealed(self) -> tuple[DataFrame, frozenset[int]]:
-        """Return all batches up to the head with what is stored of them, in numbered parts.
-
-        The parts that are returned beside them repeat the last batch of the one before.
+        They come in numbered parts. `check` is given the parts that repeat the last batch of the
+        one before.
         """
         parts = self._parts(_SEALED_PARTS, -1)
         until_ids = sorted({min(until_id, self.head.last_id) for until_id in parts})
         afters = [-1, *(parts.get(until_id, until_id) for until_id in until_ids)]
-        predicates = [
+        within = [
             f"id > {after} AND id <= {until_id}"
             for after, until_id in zip(afters, until_ids, strict=False)
         ]
         repeating = frozenset(
             number for number, until_id in enumerate(until_ids, 1) if afters[number] < until_id
         )
-        batches = self._read("sealed", predicates or ["false"], FETCH_PAGES)
-        # Each predicate is a partition.
-        return batches.withColumn(PART, F.spark_partition_id()), repeating
-
-    def boundary_now(self) -> int:
-        """Read once more where archived rows end. Raises SourceBroken."""
-        with as_broken(self.name):
-            (found,) = self._query("boundary").collect()
-        return int(found["boundary_id"])
-
-    def skips(self) -> list[tuple[int, int]]:
-        """Return the ranges (after, until] that were never published. Raises SourceBroken."""
-        with as_broken(self.name):
-            found = self._query("skips").collect()
-        return [(row["after_id"], row["until_id"]) for row in found]
-
-    def frame_keys(self) -> FrameKeys:
-        """Return the keys of all terms that exist by now. Raises SourceBroken.
-
-        They come to the driver, and from there to the workers inside the function that uses them.
-        They are in no plan, and so in no page or log of Spark.
-        """
-        with as_broken(self.name):
-            found = self._query("terms").collect()
-        return FrameKeys({bytes(row["nonce"]): bytes(row["frame_key"]) for row in found})
+        statements = self._within("sealed", within)
+        return find(self._spark, self.login, statements, schema, check(repeating), FETCH_PAGES)
 
     # -- pages ---------------------------------------------------------------------------------
 
@@ -187,53 +124,55 @@ class DatabaseTable(DatabaseFacts):
         The server compares the rows of a page with each other: the rows of a whole chain need not
         be sent. For a page that is no path, or begins at or before the start, `has_null` is true.
         """
-        pages = self._read("edges", self._ranges(), FETCH_ROWS, self.head.has_rules)
+        pages = self._compared("edges")
         return paths_of(pages.withColumn("chain_id", F.lit(self._chain_id)), F.lit(self._start))
 
     def page_faults(self) -> Findings:
         """Return what is wrong with pages as such; searched for once. Raises SourceBroken."""
         if self._faults is None:
             with as_broken(self.name):
-                pages = self._read(
-                    "page_faults", self._ranges(), FETCH_ROWS, self.head.has_rules
-                ).persist()
+                pages = self._compared("page_faults").persist()
                 try:
                     self._faults = sampled(finding_frame(pages, source=self.name))
                 finally:
                     pages.unpersist()
         return self._faults
 
+    def _compared(self, name: str) -> DataFrame:
+        """Return what a statement finds that compares the rows of each page."""
+        statements = self._within(name, self._ranges("last_id"), self.head.has_rules)
+        return find(self._spark, self.login, statements, FINDS[name])
+
     @property
     def rows(self) -> DataFrame:
-        """The rows, read over several connections, with the ends of their pages.
+        """The rows, read over several connections."""
+        return self.rows_with(CONTENT)
 
-        If pages misstate what they hold, these ends are left out: they must not be used to find
-        rows.
+    def rows_with(self, names: Sequence[str], ids: range = EVERY_ID) -> DataFrame:
+        """Return the rows of the pages with one of `ids`, with the columns `names`, ids and pids.
+
+        All rows come if pages misstate what they hold.
         """
-        rows = self._read("rows", self._ranges("page_last_id"), FETCH_ROWS)
-        # What the database has compared, or does not accept, need not be sent with every row.
-        known = {"chain_id": F.lit(self._chain_id), MALFORMED: F.lit(False)}
-        if self.head.has_rules:
-            known[HAS_NULL] = F.lit(False)
-        ends = () if self.page_faults().total else (PAGE_FIRST_ID, PAGE_LAST_ID)
-        return rows.withColumns(known).select(*CONTENT, HAS_NULL, MALFORMED, *ends)
-
-    def rows_between(self, first_id: int, last_id: int) -> DataFrame:
-        """Return the rows with ids from `first_id` to `last_id`, as they are when they are read."""
-        is_within = (F.col("id") >= first_id) & (F.col("id") <= last_id)
-        is_page_within = (F.col(PAGE_LAST_ID) >= first_id) & (F.col(PAGE_FIRST_ID) <= last_id)
-        return self._of_chain(self._query("rows").where(is_page_within & is_within))
-
-    def rows_at(self, ids: Sequence[int]) -> DataFrame:
-        """Return the rows with one of `ids`, as they are when they are read."""
-        return self._of_chain(self._query("rows_at", ids).where(F.col("id").isin(list(ids))))
-
-    def _of_chain(self, rows: DataFrame) -> DataFrame:
-        return rows.withColumn("chain_id", F.lit(self._chain_id)).select(*CONTENT)
+        # What the database does not accept need not be looked for in every column.
+        asked = (set(names) if self.head.has_rules else set(CONTENT)) | {"id", "pid"}
+        within = self._ranges("page_last_id")
+        if ids != EVERY_ID and not self.page_faults().total:
+            within = [
+                f"{each} AND page_last_id >= {ids.start} AND page_first_id < {ids.stop}"
+                for each in within
+            ]
+        found = find_rows(
+            self._spark,
+            self.login,
+            self._within("pages_of_rows", within),
+            [name for name in CONTENT if name in asked and name != "chain_id"],
+            FETCH_PAGES,
+        )
+        return found.withColumns({"chain_id": F.lit(self._chain_id), MALFORMED: F.lit(False)})
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _ranges(self, last_id: str = "last_id") -> list[str]:
+    def _ranges(self, last_id: str) -> list[str]:
         """Return conditions on the end of a page that cut all pages into ranges with about the same
         number of rows each.
         """
@@ -244,22 +183,25 @@ class DatabaseTable(DatabaseFacts):
 
     def _parts(self, count: int, after_id: int) -> dict[int, int]:
         """Return the ends of ranges of batches, and where the last batch of each begins."""
-        parts = self._query("parts", count, after_id).collect()
+        with self._as_broken():
+            parts = self._fetch("parts", count, after_id)
         return {part["until_id"]: part["next_after_id"] for part in parts}
 
-    def _read(
-        self, name: str, predicates: Sequence[str], fetch_rows: int, *values: bool
-    ) -> DataFrame:
-        return self._spark.read.jdbc(
-            self.address.url,
-            f"({filled(SQL[name], self._chain_id, *values)}) AS {name}",
-            predicates=list(predicates),
-            properties={**self.address.properties, "fetchsize": str(fetch_rows)},
-        )
-
-    def _query(self, name: str, *values: int | bool | Sequence[int]) -> DataFrame:
+    def _within(self, name: str, conditions: Sequence[str], *values: bool) -> list[str]:
+        """Return a statement for each of some conditions on what it finds."""
         statement = filled(SQL[name], self._chain_id, *values)
-        return read_statement(self._spark, self.address, statement, FETCH_ROWS)
+        return [
+            f"SELECT * FROM ({statement}) AS {name} WHERE {each}"  # noqa: S608 - ours
+            for each in conditions
+        ]
+
+
+def rows_of(table: Table, names: Sequence[str] = (), ids: range = EVERY_ID) -> DataFrame:
+    """Return rows of a table, at least those with one of `ids`, with ids, pids and `names`.
+
+    Spark itself leaves out what it does not need of files; a database is asked for no more.
+    """
+    return table.rows_with(names, ids) if isinstance(table, DatabaseTable) else table.rows
 
 
 def paths_of(pages: DataFrame, start: Column) -> DataFrame:

@@ -9,21 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from chain_kernel.errors import (
-    ConnectError,
-    OrderchainError,
-    SchemaError,
-    SettingError,
-    SourceBroken,
-)
-from chain_kernel.sql import AUDITOR, SCHEMA_VERSION
+from chain_kernel.errors import OrderchainError, SourceBroken
 from chain_kernel.text import printable
-from chain_verifier.spark.packages import JDBC_DRIVER, POSTGRESQL_JDBC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from chain_kernel.clients.database_config import DatabaseConfig
 
 
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
@@ -31,11 +21,6 @@ SPARK_ERRORS: Final = (PySparkException, Py4JError)
 
 _CAUSES_MAX: Final = 20
 """Java's chains of causes are short; a circular one must end too."""
-
-_NOT_ALLOWED: Final = "42501"
-
-_MISSING_OBJECT: Final = frozenset({"42P01", "42703", "3F000"})
-"""undefined_table, undefined_column, invalid_schema_name"""
 
 _CAUSED_BY: Final = re.compile(r"^(?:Caused by: )?([\w.$]+): (.*)$", re.MULTILINE)
 """A cause in Java's words, as a server of Connect sends them."""
@@ -57,28 +42,6 @@ def as_broken(source: str) -> Iterator[None]:
         raise
     except (*SPARK_ERRORS, OSError) as error:
         raise SourceBroken(source, spark_reason(error)) from error
-
-
-@contextmanager
-def at_connect(database: DatabaseConfig) -> Iterator[None]:
-    """Raise ConnectError or SchemaError for what a database answers at the first contact."""
-    try:
-        yield
-    except (*SPARK_ERRORS, OSError) as error:
-        state, reason = sql_state(error), spark_reason(error)
-        if reason == JDBC_DRIVER:
-            raise lacks_package(POSTGRESQL_JDBC) from error
-        if state in _MISSING_OBJECT:
-            raise SchemaError("schema", "missing", f"version {SCHEMA_VERSION}") from error
-        expected = f"to get in ({reason})"
-        if state == _NOT_ALLOWED:
-            expected = f"a login that is a member of {AUDITOR} (login {database.login}: {reason})"
-        raise ConnectError("database", database.shown, expected) from error
-
-
-def lacks_package(package: str) -> SettingError:
-    """Return the error of a session that was started without what reads a source."""
-    return SettingError("spark", "started without it", f"a Spark with --packages {package}")
 
 
 def spark_reason(error: BaseException) -> str:
@@ -107,19 +70,6 @@ def _sent_trace(error: BaseException) -> str:
         return ""
     trace = getattr(error, "getStackTrace", None)
     return (trace() or "") if trace is not None else ""
-
-
-def sql_state(error: BaseException) -> str | None:
-    """Return the SQLSTATE of the first SQLException among the causes."""
-    for cause in _java_causes(error):
-        if hasattr_java(cause, "getSQLState"):
-            return str(cause.getSQLState())
-    return None
-
-
-def hasattr_java(cause: Any, method: str) -> bool:  # noqa: ANN401 - a Java object
-    """Return whether a Java object has a method; py4j itself finds out only when it is called."""
-    return any(found.getName() == method for found in cause.getClass().getMethods())
 
 
 def _java_causes(error: BaseException) -> Iterator[Any]:

@@ -8,6 +8,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.findings import Findings, Kind
+from chain_verifier.spark.database import rows_of
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import placed
@@ -36,7 +37,7 @@ def repeated_keys(table: Table, horizon: Horizon, window_rows: int, bits: int) -
     Raises SourceBroken.
     """
     with as_broken(table.name):
-        rows = placed(table.rows, horizon).select("id", "key")
+        rows = placed(rows_of(table, ("key",)), horizon).select("id", "key")
         pairs = _pairs(rows, table.span).persist()
         try:
             is_near = _is_of_client() | (F.col("id") - F.col("before_id") <= window_rows)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.checks.seals import BatchCheck, genesis_of, seal_ends
-from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.findings import Findings, joined_findings
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled_rows
-from chain_verifier.spark.own_session import ARROW_RECORDS
-from chain_verifier.spark.table import PART
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from chain_verifier.config import KeptSeal
     from chain_verifier.spark.database import DatabaseTable
+    from chain_verifier.spark.statements import Decode, Pieces
 
 
 MISFITS_SCHEMA: Final = (
@@ -37,9 +35,7 @@ if they did not give the stored one.
 _MISFIT_COLUMNS: Final = tuple(column.split()[0] for column in MISFITS_SCHEMA.split(", "))
 
 
-def seal_checker(
-    genesis: bytes, repeating: Collection[int]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+def seal_checker(genesis: bytes, repeating: Collection[int]) -> Decode:
     """Return what takes batches sorted by id, each with what is stored of it, and yields one row
     per misfit: rows that give another seal than the stored one, a batch with another number of
     rows or another range than it states, an epoch that decreases.
@@ -48,14 +44,14 @@ def seal_checker(
     after it are judged by it: it is reported once, in the part before.
     """
 
-    def check(record_batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def check(pieces: Pieces) -> Iterator[pa.RecordBatch]:
         checked = BatchCheck(genesis)
         part = -1
-        for record_batch in record_batches:
+        for number, batches in pieces:
             misfits: list[dict[str, object]] = []
-            for batch in record_batch.to_pylist():
-                is_repeated = batch[PART] != part and batch[PART] in repeating
-                part = batch[PART]
+            for batch in batches:
+                is_repeated = number != part and number in repeating
+                part = number
                 found = checked.misfits(batch)
                 misfits += [] if is_repeated else found
             yield _arrow(misfits)
@@ -72,23 +68,13 @@ def _arrow(misfits: list[dict[str, object]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(full, schema=schema)
 
 
-_ARROW_ROWS: Final = 10_000
-"""Rows of usual batches that cross to Python at once: a few megabytes."""
-
-_ARROW_BATCHES: Final = 256
-"""Maximum number of batches that cross at once: if they are of uneven sizes, 256 of the largest
-usual ones (5,000 rows) are 150 MB."""
-
-
-def check_seals(
-    spark: SparkSession, table: DatabaseTable, chain_id: int, kept: Sequence[KeptSeal]
-) -> Findings:
+def check_seals(table: DatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -> Findings:
     """Return every batch whose rows do not give its seal, its count, its range or its epoch.
 
     Reads every column of every page once, as the seals cover them; nothing is unpacked, sorted or
     shuffled. `kept` are seals that were exported. Raises SourceBroken.
     """
-    with as_broken(table.name), arrow_records(spark, records_at_once(table)):
+    with as_broken(table.name):
         # Few for a whole chain; what is counted and what is shown comes from one look.
         misfits = _misfits(table, chain_id).persist()
 
@@ -107,23 +93,4 @@ def check_seals(
 
 def _misfits(table: DatabaseTable, chain_id: int) -> DataFrame:
     """Check batches against what is stored of them."""
-    batches, repeating = table.sealed()
-    checker = seal_checker(genesis_of(table, chain_id), repeating)
-    return batches.coalesce(CONNECTIONS_MAX).mapInArrow(checker, MISFITS_SCHEMA)
-
-
-def records_at_once(table: DatabaseTable) -> int:
-    """Return how many batches of a chain may cross to Python at once."""
-    rows_per_batch = table.head.rows_counted // max(1, table.head.batches_counted)
-    return min(_ARROW_BATCHES, _ARROW_ROWS // max(1, rows_per_batch) + 1)
-
-
-@contextmanager
-def arrow_records(spark: SparkSession, count: int) -> Iterator[None]:
-    """Allow `count` records to cross to Python at once, maybe many more than for a topic."""
-    usual = spark.conf.get(ARROW_RECORDS)
-    spark.conf.set(ARROW_RECORDS, str(count))
-    try:
-        yield
-    finally:
-        spark.conf.set(ARROW_RECORDS, str(usual))
+    return table.sealed(partial(seal_checker, genesis_of(table, chain_id)), MISFITS_SCHEMA)

@@ -1,4 +1,4 @@
-"""A Spark session for a verification: quiet, on loopback, with its connectors."""
+"""A Spark session for a verification: quiet, and on loopback."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from pyspark.sql import SparkSession
 from chain_kernel.errors import ConnectError, RefusedError, SettingError
 from chain_verifier.spark.errors import SPARK_ERRORS, spark_reason
 from chain_verifier.spark.own_session import LEAVING_OUT_OF_HIVE, SETTINGS, own_session
-from chain_verifier.spark.packages import POSTGRESQL_JDBC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -174,8 +173,7 @@ def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[S
     In a session that this starts, Ctrl-C raises KeyboardInterrupt at once, whatever Java does then;
     so does SIGTERM with the error of a handler that was set before.
     The output of Java and Spark goes to a file in a temporary folder, which is removed at the end.
-    Raises SettingError when there is no Java or Spark does not start, ConnectError when its
-    connectors were never fetched and cannot be fetched now.
+    Raises SettingError when there is no Java or Spark does not start.
 
     If `spark-submit` started this process, all settings given there apply, above all the master,
     but for those that every verification needs; a `master` given here takes precedence over it.
@@ -219,7 +217,7 @@ def loses_table(spark: SparkSession, table: str) -> bool:
 
 @contextmanager
 def _connected(remote: str | None) -> Iterator[SparkSession]:
-    """Yield a session over Connect, whose server brings the connectors, and end it."""
+    """Yield a session over Connect, and end it."""
     builder: Any = SparkSession.builder
     # What comes after the place may be a token.
     address, _, _ = (remote or os.environ["SPARK_REMOTE"]).partition("/;")
@@ -347,7 +345,6 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSes
         **(_LOCAL if is_local else {}),
         **({} if master else tuning),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.jars.packages": POSTGRESQL_JDBC,
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -358,7 +355,7 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSes
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
     except _START_ERRORS as error:
         reason = spark_reason(error)
-        raise start_error(_text_of(log), reason, POSTGRESQL_JDBC, os.environ) from error
+        raise start_error(_text_of(log), reason, os.environ) from error
     _prepare(session, is_local=is_local)
     return session
 
@@ -367,7 +364,7 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSes
 def _java_ended_where_left(log: BinaryIO, environment: Mapping[str, str]) -> Iterator[None]:
     """End the Java process of a start that an error or a signal leaves, and wait for its end.
 
-    Its stderr is `log`: Java and Ivy write there before any setting of Spark is read, and must not
+    Its stderr is `log`: Java writes there before any setting of Spark is read, and must not
     break up a progress line of the caller.
 
     PySpark knows the process only once it has answered. Until then it would not be ended: it finds
@@ -408,14 +405,12 @@ def _end(process: Popen[bytes]) -> None:
         process.wait()
 
 
-def start_error(log: str, error: str, packages: str, environ: Mapping[str, str]) -> RefusedError:
+def start_error(log: str, error: str, environ: Mapping[str, str]) -> RefusedError:
     """Return the error of a Spark that did not start, by what it and Java wrote into `log`.
 
     It names the variables of `environ` that reach Spark, and not their values, which may hold a
     password: Java repeats some of them.
     """
-    if _UNRESOLVED in log:
-        return ConnectError("spark.jars.packages", packages, "to be fetched once over the network")
     lines = [line.strip() for line in log.splitlines() if line.strip() and _REPEATED not in line]
     said = next(filter(_IS_ERROR.search, lines), lines[-1] if lines else error)
     if "UnknownHostException" in log + error or "UnresolvedAddress" in log + error:
@@ -439,9 +434,6 @@ _REACHING: Final = (
     "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "SPARK_LOCAL_IP",
     "SPARK_LOCAL_HOSTNAME",
 )  # fmt: skip
-
-_UNRESOLVED: Final = "unresolved dependency"
-"""What Ivy writes of a jar that is neither in its cache nor available."""
 
 
 def _text_of(log: Path) -> str:

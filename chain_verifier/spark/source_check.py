@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.buckets import Link, is_one_path, row_count, whole_path
 from chain_verifier.findings import Findings, Kind, joined_findings
-from chain_verifier.spark.database import DatabaseTable
+from chain_verifier.spark.database import EVERY_ID, DatabaseTable, rows_of
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable
 from chain_verifier.spark.finding_frame import finding_frame, sampled, sampled_rows
@@ -39,8 +39,6 @@ from chain_verifier.spark.table import (
     BLOCK,
     HAS_NULL,
     MALFORMED,
-    PAGE_FIRST_ID,
-    PAGE_LAST_ID,
     POSITION,
     ROWS,
 )
@@ -156,7 +154,7 @@ def examine(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
 
 def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:
     found = scan(
-        table.rows,
+        rows_of(table, CONTENT if how.fingerprints else ()),
         horizon,
         how.bits,
         how.key,
@@ -205,7 +203,7 @@ def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findi
 
 
 def _link_faults(table: Table, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]) -> Findings:
-    opener = RowOpener(table.rows, horizon, how.key)
+    opener = RowOpener(table, horizon, how.key)
     return link_faults(table, buckets, horizon, opener, how.leaf_bits)
 
 
@@ -228,40 +226,37 @@ _ANY_BITS: Final = 1
 class RowOpener:
     """The `Opener` of `chain_verifier.checks.buckets` on a Spark frame."""
 
-    def __init__(self, rows: DataFrame, horizon: Horizon, key: int) -> None:
-        self._rows = placed(rows, horizon)
+    def __init__(self, table: Table, horizon: Horizon, key: int) -> None:
+        self._table = table
         self._horizon = horizon
         self._key = key
 
     def split(self, buckets: Sequence[Bucket], bits: int) -> list[Bucket]:
         """Return the rows of `buckets`, all of one width, in buckets of 2^bits ids."""
-        rows = in_buckets(self._rows, buckets)
+        rows = in_buckets(self._table, self._horizon, buckets)
         return scan(
             rows, self._horizon, bits, self._key, positions=False, fingerprints=False
         ).buckets
 
     def links(self, buckets: Sequence[Bucket]) -> list[Link]:
         """Return every row of `buckets`."""
-        rows = in_buckets(self._rows, buckets).select("id", "pid").collect()
+        rows = in_buckets(self._table, self._horizon, buckets).select("id", "pid").collect()
         return [Link(row["pid"], row["id"], row["id"]) for row in rows]
 
 
-def in_buckets(rows: DataFrame, buckets: Sequence[Bucket]) -> DataFrame:
-    """Return the rows whose ids fall into one of `buckets`.
+def in_buckets(
+    table: Table, horizon: Horizon, buckets: Sequence[Bucket], names: Sequence[str] = ()
+) -> DataFrame:
+    """Return the rows whose ids fall into one of `buckets`, with ids, pids and `names`.
 
-    A database can use the range over all of them, and the pages of that range; Spark then selects
-    the rows of the single buckets.
+    A source can use the range over all of them; Spark then selects the rows of the single buckets.
     """
-    has_pages = PAGE_LAST_ID in rows.columns
-    lower_id = min(bucket.lower_id for bucket in buckets)
-    upper_id = max(bucket.upper_id for bucket in buckets)
-    chosen = rows.where(F.col("id") >= lower_id)
-    if has_pages:
-        chosen = chosen.where(F.col(PAGE_LAST_ID) >= lower_id)
-    if upper_id < 2**63:
-        chosen = chosen.where(F.col("id") < upper_id)
-        if has_pages:
-            chosen = chosen.where(F.col(PAGE_FIRST_ID) < upper_id)
+    ids = range(
+        min(bucket.lower_id for bucket in buckets), max(bucket.upper_id for bucket in buckets)
+    )
+    chosen = placed(rows_of(table, names, ids), horizon).where(F.col("id") >= ids.start)
+    if ids.stop < EVERY_ID.stop:
+        chosen = chosen.where(F.col("id") < ids.stop)
     return chosen.where(_is_in(buckets))
 
 

@@ -28,13 +28,6 @@ ROWS: Final = "rows_held"
 """How many rows a path has, which is described by the `pid` of its first row, its `first_id`, and
 the `id` of its last row."""
 
-PART: Final = "part"
-"""The number of the part in which a batch was read."""
-
-PAGE_FIRST_ID: Final = "page_first_id"
-PAGE_LAST_ID: Final = "page_last_id"
-"""The ends of the page in which the database holds a row. Other sources have no pages."""
-
 
 class Table(OpenTable, Protocol):
     """One source, opened: its rows, read again at every use."""

@@ -21,7 +21,7 @@ from chain_verifier.dataframe.together import look_at_all
 from chain_verifier.findings import Findings
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
 from chain_verifier.spark import comparison, source_check
-from chain_verifier.spark.database import DatabaseTable, chain_address
+from chain_verifier.spark.database import DatabaseTable, rows_of
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable, ParquetTable
 from chain_verifier.spark.finding_frame import (
@@ -33,6 +33,7 @@ from chain_verifier.spark.own_session import own_session
 from chain_verifier.spark.seals import check_seals
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.shipping import ship
+from chain_verifier.spark.statements import WorkerLogin
 from chain_verifier.spark.topic import TopicTable
 from chain_verifier.verification import Verification
 
@@ -112,7 +113,7 @@ def _spark_for(
     sources = [source for request in requests for source in request.sources]
     for source in sources:
         if isinstance(source, DatabaseSource):
-            chain_address(source)
+            WorkerLogin.of(source)
     folders = {r.findings_folder for r in requests if r.findings_folder is not None}
     if session is not None:
         with own_session(session) as own:
@@ -180,7 +181,7 @@ class SparkMode:
     def rows_beyond(self, table: Table, horizon: Horizon, head: int) -> Findings:
         """Return the rows after `head`."""
         with as_broken(table.name):
-            return source_check.rows_beyond(table.name, table.rows, horizon, head)
+            return source_check.rows_beyond(table.name, rows_of(table), horizon, head)
 
     def forged_findings(self, topic: Table, base: Table, horizon: Horizon) -> Findings:
         """Return the rows of forged frames that `base` does not hold with the same content."""
@@ -199,7 +200,7 @@ class SparkMode:
             ends = gathered(seal_ends(table, self._chain_id, kept, lambda _: ()))
             if not ends.total:
                 return ends
-        return check_seals(self._spark, table, self._chain_id, kept)
+        return check_seals(table, self._chain_id, kept)
 
     def repeated_keys(
         self, table: Table, horizon: Horizon, window_rows: int, how: ScanPlan

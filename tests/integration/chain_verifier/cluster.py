@@ -12,7 +12,6 @@ from typing import Any
 
 import pyspark
 
-from chain_verifier.spark.packages import POSTGRESQL_JDBC
 from local_stack.process import free_port
 
 _CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -114,7 +113,6 @@ class ConnectServer:
         self._command = (
             *(_CLASS, "org.apache.spark.deploy.SparkSubmit", "--master", master),
             *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-            *("--packages", POSTGRESQL_JDBC),
             *(word for each in settings for word in ("--conf", each)),
             "spark-internal",
         )

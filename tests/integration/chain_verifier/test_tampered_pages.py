@@ -338,8 +338,8 @@ def test_view_and_functions_that_lie_are_not_asked(harmed: Callable[..., None]) 
 
 
 STATEMENTS = (
-    ("head", ([0],)), ("parts", (2, 0)), ("edges", (True,)), ("page_faults", (True,)), ("rows", ()),
-    ("rows_at", ([5, 9],)), ("pages", (0, 9, 9, 9)),
+    ("head", ([0],)), ("parts", (2, 0)), ("edges", (True,)), ("page_faults", (True,)),
+    ("pages_of_rows", ()), ("pages", (0, 9, 9, 9)),
     ("sealed_sizes", (0, 9, 9)), ("sealed", ()),
 )  # fmt: skip
 
@@ -356,7 +356,7 @@ def test_statement_is_planned_for_the_partitions_of_its_chain_alone(
     assert found or name == "parts"
 
 
-@pytest.mark.parametrize(("name", "ids"), [("edges", "last_id"), ("rows", "page_last_id")])
+@pytest.mark.parametrize(("name", "ids"), [("edges", "last_id"), ("pages_of_rows", "page_last_id")])
 def test_range_of_a_statement_is_read_from_the_partition_that_holds_it(
     database: str, name: str, ids: str
 ) -> None:

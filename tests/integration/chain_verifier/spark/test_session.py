@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from chain_kernel.sql import AUDITOR
 from chain_verifier.config import DatabaseSource, VerifyRequest
-from chain_verifier.spark.packages import POSTGRESQL_JDBC
 from chain_verifier.spark.session import open_session
 from chain_verifier.spark.verify import verify
 from tests.hanging import drop_call_to_java
@@ -34,22 +33,6 @@ from chain_verifier.spark.session import open_session
 
 with open_session(None) as spark:
     print(spark.range(3).mapInArrow(lambda batches: batches, "id bigint").count())
-"""
-
-
-BARE_SESSION = """
-import sys
-from pyspark.sql import SparkSession
-from chain_kernel.errors import SettingError
-from chain_verifier.config import DatabaseSource, VerifyRequest
-from chain_verifier.spark.verify import verify
-
-(database,) = sys.argv[1:]
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-try:
-    verify(VerifyRequest(chain_id=7, sources=(DatabaseSource(database=database),)), spark)
-except SettingError as error:
-    print(error)
 """
 
 
@@ -139,12 +122,3 @@ def test_session_of_our_own_sets_what_is_ours_whatever_variables_say() -> None:
     }
     shown = output_of(sys.executable, "-c", WORKERS, env=os.environ | wrong)
     assert shown.strip() == "3"
-
-
-@pytest.mark.nightly
-def test_session_without_the_driver_names_its_package(
-    database: str, role_dsn: Callable[[str], str]
-) -> None:
-    asyncio.run(store(database, ROWS))
-    shown = output_of(sys.executable, "-c", BARE_SESSION, role_dsn(AUDITOR))
-    assert f"a Spark with --packages {POSTGRESQL_JDBC}" in shown

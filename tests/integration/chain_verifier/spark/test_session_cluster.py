@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import chainctl
-from chain_verifier.spark.packages import POSTGRESQL_JDBC
 from tests.builders.orders import order_file
 from tests.command_call import Done
 from tests.integration.chain_verifier.cluster import (
@@ -141,7 +140,7 @@ def test_verify_on_a_cluster_proves_a_chain_and_names_what_is_deleted_then(
     asyncio.run(execute(settings["CHAINCTL_DATABASE"], delete))
     program = Path(chainctl.__file__).parent / "__main__.py"
     submitted = run(
-        *(SUBMIT, "--master", cluster.master, "--packages", POSTGRESQL_JDBC),
+        *(SUBMIT, "--master", cluster.master),
         *(program, *verify, "--seals"),
         settings=settings | {"PYSPARK_PYTHON": sys.executable},
     )

@@ -9,7 +9,6 @@ import pytest
 
 from chain_kernel.clients import pem
 from chain_kernel.clients.database_config import DatabaseConfig, is_local
-from chain_kernel.clients.options import jdbc_address
 from chain_kernel.errors import SettingError
 from chain_kernel.files import read_bounded
 from tests.certificates import Authority
@@ -121,14 +120,6 @@ def test_tls_is_certain_elsewhere_and_warned_of_below_verify_full(
     if is_exposed:
         assert "sslmode=verify-full" in str(config.exposure())
         assert "localhost" not in str(config.exposure())
-    assert jdbc_or_none(config) in (mode, None)
-
-
-def jdbc_or_none(config: DatabaseConfig) -> str | None:
-    """Return the mode that JDBC is given; None where it cannot connect at all."""
-    if any(host.startswith("/") for host, _ in config.addresses):
-        return None
-    return jdbc_address(config).properties["sslmode"]
 
 
 @pytest.mark.parametrize(
@@ -219,40 +210,18 @@ def test_no_text_shows_a_secret() -> None:
     assert config.shown == "postgresql://u:***@h:1/d?sslmode=require"
     assert SECRET not in repr(config)
     assert SECRET not in str(list(config.__rich_repr__()))
-    address = jdbc_address(config)
-    assert SECRET not in repr(address)
-    assert SECRET not in address.url
     assert pickle.loads(pickle.dumps(config)) == config  # noqa: S301 - our own bytes
 
 
-@pytest.mark.parametrize(
-    ("text", "url"),
-    [
-        ("postgresql://u@h/d", "jdbc:postgresql://h:5432/d"),
-        ("postgresql://u@h", "jdbc:postgresql://h:5432/u"),
-        ("postgresql:///d?user=u", "jdbc:postgresql://localhost:5432/d"),
-        ("postgresql://u@[::1]:5433/d", "jdbc:postgresql://[::1]:5433/d"),
-        ("host=a,b port=1,2 user=u dbname=d", "jdbc:postgresql://a:1,b:2/d"),
-        ("postgresql://u@h/a%20%2F%3Fb", "jdbc:postgresql://h:5432/a%20%2F%3Fb"),
-    ],
-)
-def test_jdbc_gets_the_same_servers(text: str, url: str) -> None:
-    assert jdbc_address(read(text)).url == url
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"postgresql://u:{SECRET}@/d?host=/var/run/postgresql",
-        f"postgresql://u:{SECRET}@%2Fvar%2Frun/d",
-        f"postgresql://u:{SECRET}@h,%2Fvar%2Frun/d",
-        f"postgresql://u:{SECRET}@h/d?ssl_min_protocol_version=TLSv1.3",
-    ],
-)
-def test_jdbc_refuses_what_it_cannot_do_without_the_password(text: str) -> None:
-    with pytest.raises(SettingError) as refused:
-        jdbc_address(read(text))
-    assert SECRET not in str(refused.value)
+def test_another_machine_gets_the_login_and_the_password_of_this_one(tmp_path: Path) -> None:
+    file = tmp_path / "passfile"
+    file.write_text(f"a:*:*:*:{SECRET}\nb:*:*:*:other\n")
+    file.chmod(0o600)
+    config = DatabaseConfig(host="a", passfile=str(file)).for_elsewhere()
+    assert (config.user, config.password, config.passfile) == (config.login, SECRET, "")
+    # Each host has its own: the file is needed there.
+    both = DatabaseConfig(host="a,b", user="u", passfile=str(file))
+    assert both.for_elsewhere() == both
 
 
 def test_passfile_that_is_replaced_while_it_is_read_is_that_which_was_read(

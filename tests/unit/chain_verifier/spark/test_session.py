@@ -6,7 +6,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import IllegalArgumentException
 
-from chain_kernel.errors import ConnectError, SettingError
+from chain_kernel.errors import SettingError
 from chain_verifier.spark.errors import spark_reason
 from chain_verifier.spark.session import (
     MODULE,
@@ -15,13 +15,6 @@ from chain_verifier.spark.session import (
     require_spark,
     start_error,
 )
-
-
-def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None:
-    log = "...\nException in thread main [unresolved dependency: org.postgresql#postgresql]\n\tat x"
-    error = start_error(log, "gateway exited", "org.postgresql:postgresql:1", {})
-    assert isinstance(error, ConnectError)
-    assert "org.postgresql:postgresql" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +34,7 @@ def test_start_error_with_connectors_that_cannot_be_fetched_names_them() -> None
 def test_start_error_names_what_is_wrong_and_java_only_where_it_is(
     log: str, environ: dict[str, str], field: str, shown: str
 ) -> None:
-    error = start_error(log, "exited", "", environ)
+    error = start_error(log, "exited", environ)
     assert isinstance(error, SettingError)
     assert (error.field, error.value) == (field, shown)
 
