@@ -99,7 +99,7 @@ class House:
                 if isinstance(each, (ast.Name, ast.Attribute))
             )
             for node in nodes:
-                if isinstance(node, functions) and node.name.startswith("_"):
+                if isinstance(node, functions) and re.match("_(?!_)", node.name):
                     count = sum(isinstance(each, ast.stmt) for each in ast.walk(node)) - 1
                     if used[node.name] == 1 and count <= HOP_STATEMENTS:
                         found.append(f"{name}.{node.name}")
