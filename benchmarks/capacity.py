@@ -1,4 +1,4 @@
-"""What a larger load needs, by simulation: `python -m benchmarks.capacity` writes docs/capacity.md.
+"""Needs of a larger load, by simulation: `python -m benchmarks.capacity` writes docs/capacity.md.
 
 A model of discrete events moves batches through sequencer, database, broker and receiver. Service
 times are those of the last whole `make bench` (results/table.md); its rates of this machine, which
@@ -53,7 +53,8 @@ ASKED: Final = ((9, 1_000), (10, 5_000))
 
 
 class Resource:
-    """What a limited number of batches use at once: the cores of a machine, or one process."""
+    """A resource that a limited number of batches use at once: the cores of a machine, or one
+    process."""
 
     def __init__(self, name: str, capacity: int = 1) -> None:
         self.name = name
@@ -112,7 +113,7 @@ class World:
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch costs, in seconds of a core; a report has it as CPU time per order."""
+    """Costs of a batch, in seconds of a core; a report has them as CPU time per order."""
 
     rows: int
     own: float
@@ -125,7 +126,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     log_bytes: float
     """Per order."""
     measured_rate: float
-    """What the model is compared with, and does not see."""
+    """Orders per second that were measured: the model is compared with it, and does not see it."""
 
 
 def times_of(report: str, rows: int) -> Times:
@@ -200,7 +201,8 @@ def rate_of_one_machine(times: Times) -> float:
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """How many of each there are. Each machine has two cores, each chain a receiver."""
+    """The number of machines, chains and receivers. Each machine has two cores, each chain a
+    receiver."""
 
     chains: int = 1
     sequencers: int = 1
@@ -210,7 +212,7 @@ class Fleet(msgspec.Struct, frozen=True):
 
 
 class Day(msgspec.Struct, frozen=True):
-    """What a simulated peak shows."""
+    """The result of a simulated peak."""
 
     busy: dict[str, float]
     """The busiest of each kind, as a share of its time."""

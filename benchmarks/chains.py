@@ -33,7 +33,7 @@ SQL: Final = load_sql("benchmarks", "chains.sql")
 
 
 class Site(Struct, frozen=True):
-    """Where the servers are, by role, and how to log in: children get it on their stdin."""
+    """The servers, by role, and how to log in: children get it on their stdin."""
 
     admin: DatabaseConfig
     sequencer: DatabaseConfig

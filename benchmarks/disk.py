@@ -31,7 +31,7 @@ class DiskWatch:
         self._ended = Event()
         self._thread = Thread(target=self._flush, name="disk watch", daemon=True)
         self.flushes: list[tuple[int, int]] = []
-        """When each flush began and ended, by the monotonic clock."""
+        """Beginning and end of each flush, by the monotonic clock."""
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -60,7 +60,6 @@ def _bar(
     colour: str,
     label: str,
 ) -> None:
-    """Draw a median as a bar, with a whisker from the lowest to the highest."""
     if spread is not None:
         error = [[spread.median - spread.low], [spread.high - spread.median]]
         axes.bar(at, spread.median, width, color=colour, label=label, yerr=error,
@@ -78,7 +77,6 @@ def _line(axes: Any, spreads: Iterable[tuple[int, Spread | None]], colour: str, 
 
 
 def _ticks(axes: Any, titles: Iterable[str]) -> None:  # noqa: ANN401
-    """Name groups of bars, whose heights are orders per second."""
     named = list(titles)
     axes.set_xticks(range(len(named)), named)
     axes.yaxis.set_major_formatter(_thousands)

@@ -1,4 +1,4 @@
-"""What a figure was measured on, written beside it, and what the servers did meanwhile."""
+"""The machine and the commit of a figure, written beside it, and what the servers did meanwhile."""
 
 from __future__ import annotations
 

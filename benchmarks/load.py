@@ -1,4 +1,4 @@
-"""What is asked: loads of seeded orders, the same for every rival; arms; questions."""
+"""The questions: loads of seeded orders, the same for every rival; arms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sequencer import Order
 EVENT_TIME_NS = 1_700_000_000_000_000_000
 
 Stage = Literal["persist", "publish", "deliver"]
-"""How far a run goes: rows durable; rows on the broker too; rows handed on by a second process."""
+"""The end of a run: rows durable; rows on the broker too; rows handed on by a second process."""
 
 KeyKind = Literal["client", "time", "random"]
 """`client#number`, rising; free-form, beginning with a time; 128 random bits."""
@@ -86,7 +86,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Venue(Struct, frozen=True, kw_only=True):
-    """Where a run takes place: handed to the processes of both ends."""
+    """The place of a run: handed to the processes of both ends."""
 
     site: Site
     load: Load
@@ -124,7 +124,7 @@ _SLOW_RATES = {"common_way": 4_000, "event_sourcing": 20_000}
 
 
 class Scope(Struct, frozen=True, kw_only=True):
-    """How much of a question is asked."""
+    """The part of a question that is asked."""
 
     is_quick: bool = False
     repeats: int = 5
@@ -155,7 +155,7 @@ class Line(Struct, frozen=True, kw_only=True):
     arm: str
     repeat: int
     run: str
-    """When the run began that it belongs to."""
+    """Beginning of the run that it belongs to."""
     settings: dict[str, Any] = {}
     figures: Figures | None = None
     """None where the run failed, or did not verify: then there is no figure."""
@@ -164,7 +164,7 @@ class Line(Struct, frozen=True, kw_only=True):
 
 
 class Question(Struct, frozen=True):
-    """What is asked: the arms that are compared, and how one repeat of an arm is run."""
+    """A question: the arms that are compared, and how one repeat of an arm is run."""
 
     title: str
     minutes: int

@@ -41,7 +41,7 @@ class End:
 
     process: asyncio.subprocess.Process
     close_seconds = 0.0
-    """How long it may take to close once its stdin is closed, before it is killed."""
+    """Time to close once its stdin is closed, before it is killed."""
 
     def __init__(
         self,
@@ -174,17 +174,17 @@ def stand_ready(word: bytes) -> None:
     say(word)
 
 
-def resident_mib(name: str = "VmHWM", process_id: int | str = "self") -> float:
-    """Return the most that a process ever had resident, with `VmRSS` what it has now.
+def resident_mib(name: str = "VmHWM") -> float:
+    """Return the most that this process ever had resident, with `VmRSS` what it has now.
 
     (`ru_maxrss` would hold what the parent had, too.) Raises RunFailed where the system has no
     such figure.
     """
-    status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     for line in status.splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) / 1024
-    raise RunFailed(f"the system does not say the {name} of process {process_id}")
+    raise RunFailed(f"the system does not say the {name} of this process")
 
 
 def serve(*calls: Callable[..., Coroutine[Any, Any, Mapping[str, Any] | None]]) -> None:

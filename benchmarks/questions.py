@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.chains import Site
 
 __all__ = ["Load", "Scope", "question_of", "run_load"]
-"""What `two_checkouts` imports from here, in every version."""
+"""Names that `two_checkouts` imports from here, in every version."""
 
 # -- comparison: how near is the engine to the physical limit, and to the alternatives? ------------
 
@@ -49,7 +49,7 @@ LEFT_OUT_OF_QUICK: Final = ("bare_pipe 5000", f"bare_pages {COMMON_ROWS}")
 BARE: Final = ("bare_pages", "bare_pipe")
 FAST: Final = (*BARE, "engine", "kafka_transactions_events", "kafka_transactions_frames")
 _GOALS: Final = ("bare_pages", "engine", "kafka_transactions_frames")
-"""What is compared closely enough for every repeat; the distance to others is a factor."""
+"""Rivals that are compared closely enough for every repeat; the distance to others is a factor."""
 _FAR: Final[dict[str, Any]] = {"repeats_max": 2}
 
 
@@ -98,7 +98,7 @@ def _is_quick(arm: str) -> bool:
 # -- batch_size: how does the size of a batch affect the rate of each stage? -----------------------
 
 STAGES: Final = {"persist": "persisted", "publish": "published", "deliver": "delivered"}
-"""How far a run goes, and the figure of its rate."""
+"""The ends of a run, and the figure of each rate."""
 _STAGE_REPEATS_MAX: Final = 1
 """The shape of a curve needs fewer repeats than the ratios of `comparison`, which has its ends."""
 _STAGED: Final = ("bare_pages", "engine")

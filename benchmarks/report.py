@@ -341,7 +341,7 @@ _ALSO_OF_SPARK: Final = {
     "MiB of the driver's heap": "driver_heap_peak_mib",
     "of an executor's": "executor_heap_peak_mib",
 }
-"""What few of its arms have."""
+"""Figures that few of its arms have."""
 
 
 def _spark(lines: Lines, arm: str) -> Sequence[str | Spread | None]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from benchmarks.load import Figures, Line
 
 PROCESSES = ("producer", "receiver", "postgres", "kafka")
-"""Whose CPU seconds are counted."""
+"""Processes whose CPU seconds are counted."""
 
 RATE = "delivered_per_second"
 """The figure of the rate end to end."""

@@ -1,4 +1,4 @@
-"""How long the orders of a schedule waited, from when each was due. Pure."""
+"""Waits of the orders of a schedule, each from when it was due. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GROWTH_SECONDS: Final = 0.02
 
 
 class Schedule(Struct, frozen=True):
-    """When orders fall due, at a constant rate."""
+    """Due times of orders, at a constant rate."""
 
     start_ns: int
     rate_per_second: float

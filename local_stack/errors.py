@@ -1,4 +1,4 @@
-"""What can go wrong with the local stack, sorted by what the caller does next.
+"""Errors of the local stack, sorted by what the caller does next.
 
     StackError
     ├── SetupNeeded      install something, then retry

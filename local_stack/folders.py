@@ -1,4 +1,4 @@
-"""Where the stack keeps its data and its downloads, who owns them, and who works in them now.
+"""Folders of the stack's data and downloads: who owns them, and who works in them now.
 
 Nothing here ever changes the mode or the owner of a folder that the stack did not make.
 """
@@ -44,11 +44,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     user_id: int
     group_id: int
     switched: bool
-    """Whether this differs from the account that we run as: then files must be handed over, and
+    """True if this differs from the account that we run as: then files must be handed over, and
     programs started as another user."""
 
     def popen_arguments(self) -> dict[str, Any]:
-        """What `subprocess` needs to start a program as this account, with none of the caller's
+        """Arguments of `subprocess` to start a program as this account, with none of the caller's
         groups."""
         if not self.switched:
             return {}
@@ -134,7 +134,7 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 
 
 def default_cache_directory(environ: Mapping[str, str]) -> Path:
-    """Where downloads are kept; every stack of the same user shares them."""
+    """The folder of downloads; every stack of the same user shares it."""
     if os.geteuid() == 0:
         return _SYSTEM_CACHE
     return _base(environ, "XDG_CACHE_HOME", ".cache") / "orderchain"

@@ -61,7 +61,9 @@ def find_java(environ: Mapping[str, str], account: Account | None = None) -> Pat
         SetupNeeded: there is none.
     """
     for program in _candidates(environ):
-        if _major(program) >= MAJOR_MIN and _within_reach(program, account):
+        if _major(program) < MAJOR_MIN:
+            continue
+        if account is None or first_closed(program.resolve().parent, account) is None:
             return program
     raise SetupNeeded(
         f"Java {MAJOR_MIN} or newer is needed: run `make setup` as root, "
@@ -77,10 +79,6 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     if on_path:
         yield Path(on_path)
     yield from sorted(_INSTALLED.glob("*/bin/java"))
-
-
-def _within_reach(program: Path, account: Account | None) -> bool:
-    return account is None or first_closed(program.resolve().parent, account) is None
 
 
 def _major(program: Path) -> int:
@@ -113,7 +111,7 @@ JARS_VARIABLE: Final = "ORDERCHAIN_KAFKA"
 _WORK_PREFIX: Final = ".fetching-"
 _TRIES: Final = 3
 _TRY_DEADLINE_S: Final = 60.0
-"""How long a server may send nothing."""
+"""Time that a server may send nothing."""
 _FETCH_DEADLINE_S: Final = 1800.0
 _AT_ONCE: Final = 8
 """Jars in the air: 45 small files wait for answers most of the time."""
@@ -135,8 +133,7 @@ def locked_jars() -> list[Jar]:
 
 
 def kafka_folder(cache: Path) -> Path:
-    """Where Kafka's jars are, once they are fetched. The folder exists only when it is
-    complete."""
+    """The folder of Kafka's jars, once they are fetched. It exists only when it is complete."""
     return cache / f"kafka_{SCALA_VERSION}-{KAFKA_VERSION}"
 
 
@@ -179,7 +176,10 @@ def _fetch(cache: Path, folder: Path, environ: Mapping[str, str], progress: Show
         staged.mkdir()
         for path in paths:
             path.rename(staged / path.name)
-        _open_for_all(staged)
+        # Our own folder is readable for the servers' account, whatever the umask.
+        staged.chmod(0o755)
+        for jar in staged.iterdir():
+            jar.chmod(0o644)
         staged.rename(folder)
     shutil.rmtree(kept, ignore_errors=True)
     progress(f"Apache Kafka {KAFKA_VERSION} is here, later starts are offline")
@@ -211,18 +211,10 @@ def _fetch_jar(context: MavenContext, jar: Jar) -> Path:
             artifact.cached_path.unlink(missing_ok=True)  # a part of it would count as all of it
         if attempt < _TRIES:
             time.sleep(_PAUSE_S * attempt)
-    raise FetchFailed(_failure(f"{jar.coordinate}: {reason}"))
-
-
-def _failure(reason: str) -> str:
-    return f"Apache Kafka {KAFKA_VERSION} could not be fetched, is there a network? ({reason})"
-
-
-def _open_for_all(folder: Path) -> None:
-    """Make our own folder readable for the servers' account, whatever the umask."""
-    folder.chmod(0o755)
-    for jar in folder.iterdir():
-        jar.chmod(0o644)
+    raise FetchFailed(
+        f"Apache Kafka {KAFKA_VERSION} could not be fetched, is there a network? "
+        f"({jar.coordinate}: {reason})"
+    )
 
 
 # -- as a program ----------------------------------------------------------------------------------

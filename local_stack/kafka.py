@@ -45,7 +45,7 @@ _ANSWER_BYTES_MAX: Final = 1024 * 1024
 
 
 def broker_count(port: int, timeout_s: float = 2.0) -> int:
-    """How many brokers the broker on this port of loopback knows; 0 when it gives no answer.
+    """Return how many brokers the broker on this port of loopback knows; 0 without an answer.
 
     A broker's port accepts connections before the broker is registered; a client that connects then
     sees a cluster without brokers. So this requests the cluster's metadata, as the client would.
@@ -81,7 +81,7 @@ _NODE_ID: Final = "1"
 
 
 class KafkaServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one Kafka is and how it is configured."""
+    """The place of one Kafka, and its configuration."""
 
     directory: Path
     port: int
@@ -109,7 +109,6 @@ class KafkaServer(Server):
         config: KafkaServerConfig,
         *,
         account: Account | None = None,
-        cache_directory: Path | None = None,
         process: ProcessIdentity | None = None,
         on_launch: LaunchListener | None = None,
         progress: ShowLine = silent,
@@ -118,7 +117,6 @@ class KafkaServer(Server):
             config.directory, account or service_account(), process=process, on_launch=on_launch
         )
         self.config = config
-        self._cache_directory = cache_directory
         self._progress = progress
         self._jars: Path | None = None
         self._java: Path | None = None
@@ -132,7 +130,7 @@ class KafkaServer(Server):
     def jars(self) -> Path:
         """The folder with Kafka's jars; fetched at the first use when it is missing."""
         if self._jars is None:
-            cache = self._cache_directory or default_cache_directory(os.environ)
+            cache = default_cache_directory(os.environ)
             self._jars = fetch_kafka(cache, environ=os.environ, progress=self._progress)
             require_reachable(self._jars, self.account)
         return self._jars
@@ -153,7 +151,15 @@ class KafkaServer(Server):
         make_private_folder(self.data_directory, self.account)
         # The storage tool writes this file last, so an interrupted run is repeated.
         if not (self.data_directory / "meta.properties").exists():
-            self._format()
+            command = [*self._program(), *_QUICK_START]
+            command += ["kafka.tools.StorageTool", "format", "--ignore-formatted"]
+            command += ["-t", _new_cluster_id(), "-c", self._settings_path]
+            self._run_logged(
+                command,
+                deadline_s=_FORMAT_DEADLINE_S,
+                purpose="to format",
+                failed="could not format its storage",
+            )
 
     def command(self) -> list[str | Path]:
         """The broker, with a heap that leaves room for the rest."""
@@ -166,11 +172,11 @@ class KafkaServer(Server):
         return {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
 
     def is_ready(self) -> bool:
-        """Whether our process is there and the broker is registered with its controller."""
+        """True if our process is there and the broker is registered with its controller."""
         return self.is_running() and broker_count(self.config.port) > 0
 
     def is_answering(self, timeout_s: float = 2.0) -> bool:
-        """Whether it serves requests now; a frozen broker does not."""
+        """True if it serves requests now; a frozen broker does not."""
         return broker_count(self.config.port, timeout_s) > 0
 
     @property
@@ -219,17 +225,6 @@ class KafkaServer(Server):
             f"{name}={_escape(value)}" for name, value in {**ours, **self.config.settings}.items()
         ]
         return "\n".join(lines) + "\n"
-
-    def _format(self) -> None:
-        command = [*self._program(), *_QUICK_START]
-        command += ["kafka.tools.StorageTool", "format", "--ignore-formatted"]
-        command += ["-t", _new_cluster_id(), "-c", self._settings_path]
-        self._run_logged(
-            command,
-            deadline_s=_FORMAT_DEADLINE_S,
-            purpose="to format",
-            failed="could not format its storage",
-        )
 
 
 def _new_cluster_id() -> str:

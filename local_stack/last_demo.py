@@ -1,4 +1,4 @@
-"""What the last demo on a stack has left; `chainctl ... --demo` looks at it."""
+"""The last demo on a stack, with what it has left; `chainctl ... --demo` looks at it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LastDemo(Struct, frozen=True, kw_only=True):
 
     @property
     def second_journal(self) -> str:
-        """Where another receiver writes the same chain."""
+        """The place in which another receiver writes the same chain."""
         return str(Path(self.journal).with_name("journal-again.jsonl"))
 
     @property

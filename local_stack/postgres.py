@@ -146,16 +146,12 @@ def _copy(found: Installation, destination: Path) -> None:
         shutil.copytree(found.prefix, staging / _PACKAGE / "pginstall", symlinks=True)
         if libraries.is_dir():
             shutil.copytree(libraries, staging / _LIBRARIES, symlinks=True)
-        _open_for_all(staging)
+        # Our own copy needs these modes, whatever the umask under which the wheel was unpacked.
+        for path in (staging, *staging.rglob("*")):
+            if not path.is_symlink():
+                is_program = path.is_dir() or path.stat().st_mode & 0o100
+                path.chmod(0o755 if is_program else 0o644)
         staging.rename(destination)
-
-
-def _open_for_all(tree: Path) -> None:
-    """Give our own copy the modes it needs, whatever the umask under which the wheel was
-    unpacked."""
-    for path in (tree, *tree.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 SUPERUSER: Final = "postgres"
@@ -167,13 +163,13 @@ _PSQL_OPTIONS: Final = ("-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1")
 """No start-up file, no messages, plain rows, and stop at the first error."""
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 _STATUS_LINE: Final = 7
-"""Where the server writes its state into postmaster.pid, counted from 0."""
+"""The line of postmaster.pid with the server's state, counted from 0."""
 _MAY_PASS: Final = ("pre-existing shared memory block", 'lock file "postmaster.pid" already exists')
-"""What a start logs while the backends of a killed server still run."""
+"""A start's log while the backends of a killed server still run."""
 
 
 class PostgresServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one PostgreSQL is and how it is configured.
+    """The place of one PostgreSQL, and its configuration.
 
     The memory settings suit 2 cores and 24 GiB, with room left for Kafka and Spark.
     """
@@ -188,7 +184,7 @@ class PostgresServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Large enough that a benchmark does not itself force checkpoints."""
     max_connections: int = 100
     is_in_memory: bool = False
-    """Whether the folder is in memory, where flushes are free: a database is then copied file by
+    """True if the folder is in memory, where flushes are free: a database is then copied file by
     file, not page by page through the log, which takes a quarter of the CPU time less."""
     settings: Mapping[str, str] = {}
     """Any further settings of postgresql.conf; they override ours."""
@@ -221,7 +217,6 @@ class PostgresServer(Server):
         config: PostgresServerConfig,
         *,
         account: Account | None = None,
-        cache_directory: Path | None = None,
         process: ProcessIdentity | None = None,
         on_launch: LaunchListener | None = None,
     ) -> None:
@@ -229,19 +224,17 @@ class PostgresServer(Server):
             config.directory, account or service_account(), process=process, on_launch=on_launch
         )
         self.config = config
-        self._cache_directory = cache_directory
         self._installation: Installation | None = None
 
     @property
     def installation(self) -> Installation:
         """The programs that run it."""
         if self._installation is None:
-            cache = self._cache_directory or default_cache_directory(os.environ)
             named = os.environ.get(PREFIX_VARIABLE)
             self._installation = (
                 named_installation(Path(named), self.account)
                 if named
-                else installation_for(self.account, cache)
+                else installation_for(self.account, default_cache_directory(os.environ))
             )
         return self._installation
 
@@ -300,7 +293,7 @@ class PostgresServer(Server):
         return ours and state == "ready" and self.is_running()
 
     def is_answering(self, timeout_s: int = 2) -> bool:
-        """Whether it takes connections over TCP now; a frozen server does not."""
+        """True if it takes connections over TCP now; a frozen server does not."""
         program = self.installation.program("pg_isready")
         command: list[str | Path] = [program, "-q", "-t", str(timeout_s)]
         environment = self.client_environment()
@@ -365,7 +358,9 @@ class PostgresServer(Server):
                 f"PostgreSQL gave no answer within {_STATEMENT_DEADLINE_S:.0f} s"
             ) from error
         if done.returncode != 0:
-            raise StatementFailed(f"PostgreSQL: {_first_line(done.stderr)}")
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            reason = lines[0] if lines else "psql failed without a word"
+            raise StatementFailed(f"PostgreSQL: {reason}")
         return done.stdout.rstrip("\n")
 
     @property
@@ -392,16 +387,15 @@ class PostgresServer(Server):
             "log_timezone": "UTC",
             "lc_messages": "C",
             "logging_collector": "off",
-        } | self._quick_logins()
+        }
+        if self.installation.major >= 16:
+            # Passwords of 128 random bits need no slow hash, for which each login waits 10 ms.
+            ours["scram_iterations"] = "1"
         lines = ["# Written by the local stack at each start."]
         lines += [
             f"{name} = {_quote(value)}" for name, value in {**ours, **self.config.settings}.items()
         ]
         return "\n".join(lines) + "\n"
-
-    def _quick_logins(self) -> dict[str, str]:
-        """Passwords of 128 random bits need no slow hash, for which each login waits 10 ms."""
-        return {"scram_iterations": "1"} if self.installation.major >= 16 else {}
 
     def _initialise(self) -> None:
         """Make the cluster under another name first: an interrupted initdb is never taken for a
@@ -410,11 +404,18 @@ class PostgresServer(Server):
         password_file = self.directory / ".superuser"
         write_file(password_file, self._password(SUPERUSER) + "\n", 0o600, self.account)
         try:
-            self._run(
-                *("initdb", "--no-instructions", "-D", fresh, "-U", SUPERUSER),
-                *("--pwfile", password_file, "--auth", "scram-sha-256", "--encoding", "UTF8"),
+            command: list[str | Path] = [
+                *(self.installation.program("initdb"), "--no-instructions"),
+                *("-D", fresh, "-U", SUPERUSER, "--pwfile", password_file),
+                *("--auth", "scram-sha-256", "--encoding", "UTF8"),
                 *("--data-checksums", "--no-locale"),
                 *_initdb_options(self.installation.major),
+            ]
+            self._run_logged(
+                command,
+                deadline_s=_INITDB_DEADLINE_S,
+                purpose="for initdb",
+                failed="could not be made by initdb",
             )
         finally:
             password_file.unlink()
@@ -426,15 +427,6 @@ class PostgresServer(Server):
             shutil.rmtree(fresh)
         make_private_folder(fresh, self.account)
         return fresh
-
-    def _run(self, program: str, *arguments: str | Path) -> None:
-        """Run one of PostgreSQL's programs that make the cluster; see `_run_logged`."""
-        self._run_logged(
-            [self.installation.program(program), *arguments],
-            deadline_s=_INITDB_DEADLINE_S,
-            purpose=f"for {program}",
-            failed=f"could not be made by {program}",
-        )
 
     def _run_file(self, name: str, **variables: str) -> None:
         """Run one of our SQL files. The values go through psql's standard input: everybody can see
@@ -457,7 +449,7 @@ class PostgresServer(Server):
 
 
 def _initdb_options(major: int) -> tuple[str, ...]:
-    """What only newer versions know.
+    """Options that only newer versions know.
 
     The builtin C.UTF-8 sorts by code point and is the same on every system, as C does and is, which
     older ones have.
@@ -472,7 +464,3 @@ def _initdb_options(major: int) -> tuple[str, ...]:
 
 def _quote(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
-
-
-def _first_line(text: str) -> str:
-    return next((line for line in text.splitlines() if line.strip()), "psql failed without a word")

@@ -36,7 +36,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     process_id: int
     started: str
-    """When it started: ticks of a clock that starts again with each boot, and the boot."""
+    """Time of its start: ticks of a clock that starts again with each boot, and the boot."""
 
 
 def identify(process_id: int) -> ProcessIdentity | None:
@@ -49,7 +49,7 @@ def identify(process_id: int) -> ProcessIdentity | None:
 
 
 def is_running(process: ProcessIdentity) -> bool:
-    """Whether this very process is still there (a stopped one is)."""
+    """True if this very process is still there (a stopped one is)."""
     return identify(process.process_id) == process
 
 
@@ -157,7 +157,7 @@ _TRIES: Final = 200
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of loopback now (it may be taken a moment
+    """True if a server could listen on this port of loopback now (it may be taken a moment
     later)."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: without it, a port would seem taken for a minute after its server closed

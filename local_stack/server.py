@@ -1,4 +1,4 @@
-"""What PostgreSQL and Kafka have in common: start, wait until ready, stop, and be broken on
+"""The common part of PostgreSQL and Kafka: start, wait until ready, stop, and be broken on
 purpose."""
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class Server(ABC):
 
     name: ClassVar[str]
     stop_signals: ClassVar[tuple[tuple[signal.Signals, float], ...]]
-    """What to send to stop it, in order, each with the seconds to wait before the next one is
-    sent."""
+    """Signals that stop it, in order, each with the seconds to wait before the next one is sent."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Server(ABC):
 
     @property
     def log_path(self) -> Path:
-        """What the server printed."""
+        """The output of the server."""
         return self.directory / "server.log"
 
     @abstractmethod
@@ -95,14 +94,14 @@ class Server(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether the process that we started serves requests now."""
+        """True if the process that we started serves requests now."""
 
     def may_start_again(self, log: str) -> bool:
-        """Whether a start that ended with this log is worth a retry."""
+        """True if a start that ended with this log is worth a retry."""
         return False
 
     def is_running(self) -> bool:
-        """Whether its process is there (it may not be ready, or be stopped by a signal)."""
+        """True if its process is there (it may not be ready, or be stopped by a signal)."""
         return self.process is not None and processes.is_running(self.process)
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> None:
@@ -153,7 +152,10 @@ class Server(ABC):
                 raise self._failure(f"was not ready within {deadline_s:.0f} s")
             time.sleep(_POLL_S)
             if not self.is_running() and not self.is_ready():
-                if not self.may_start_again(self._log_of_this_start()):
+                with self.log_path.open("rb") as log:
+                    log.seek(self._log_start)
+                    of_this_start = log.read(_LOG_BYTES_MAX).decode("utf-8", errors="replace")
+                if not self.may_start_again(of_this_start):
                     raise self._failure("ended before it was ready")
                 self.launch()
 
@@ -265,11 +267,6 @@ class Server(ABC):
             os.close(log)
         if done.returncode != 0:
             raise self._failure(failed)
-
-    def _log_of_this_start(self) -> str:
-        with self.log_path.open("rb") as log:
-            log.seek(self._log_start)
-            return log.read(_LOG_BYTES_MAX).decode("utf-8", errors="replace")
 
     def _failure(self, what: str) -> ServerFailed:
         tail = self.log_tail()

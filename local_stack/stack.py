@@ -5,7 +5,6 @@ Between two commands, it remembers ports, passwords, and which processes are its
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from chain_kernel.text import reason_of, silent
 from local_stack.errors import FolderUnusable, ServerFailed, StackMissing
 from local_stack.folders import (
     ShowLine,
-    default_cache_directory,
     exclusive,
     make_shared_folder,
     require_reachable,
@@ -117,7 +115,7 @@ class StackStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def up(self) -> bool:
-        """Whether every server answers."""
+        """True if every server answers."""
         return bool(self.servers) and all(server.answering for server in self.servers)
 
 
@@ -129,12 +127,9 @@ class LocalStack:
     Kafka starts faster, and is slower under a load that lasts.
     """
 
-    def __init__(
-        self, directory: Path, *, cache_directory: Path | None = None, is_long_run: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, *, is_long_run: bool = True) -> None:
         self.directory = directory
         self._is_long_run = is_long_run
-        self._cache_directory = cache_directory or default_cache_directory(os.environ)
 
     def up(self, progress: ShowLine = silent) -> StackStatus:
         """Start what is not running and wait until both servers answer; fetch what is missing
@@ -279,7 +274,8 @@ class LocalStack:
         for field in down:
             old = getattr(state, field)
             if not is_free(old):
-                new = free_port(_ports(state))
+                taken = state.postgres_port, state.kafka_port, state.kafka_controller_port
+                new = free_port(taken)
                 progress(f"Port {old} is taken by another program, using {new} instead")
                 state = msgspec.structs.replace(state, **{field: new})
         return state
@@ -301,7 +297,6 @@ class LocalStack:
         return PostgresServer(
             config,
             account=account,
-            cache_directory=self._cache_directory,
             process=state.postgres,
             on_launch=lambda process: self._remember("postgres", process),
         )
@@ -316,7 +311,6 @@ class LocalStack:
         return KafkaServer(
             config,
             account=account,
-            cache_directory=self._cache_directory,
             process=state.kafka,
             on_launch=lambda process: self._remember("kafka", process),
             progress=progress,
@@ -366,10 +360,6 @@ def _new_state() -> StackState:
         kafka_controller_port=ports[2],
         passwords={role: secrets.token_hex(_PASSWORD_BYTES) for role in roles},
     )
-
-
-def _ports(state: StackState) -> tuple[int, int, int]:
-    return state.postgres_port, state.kafka_port, state.kafka_controller_port
 
 
 def _server_status(server: PostgresServer | KafkaServer, port: int) -> ServerStatus:

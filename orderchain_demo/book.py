@@ -45,7 +45,7 @@ class OrderRow(Struct, gc=False):
 
 
 class RestingOrder(Struct, array_like=True, gc=False):
-    """What is left to trade of an order, above 0."""
+    """The quantity of an order that is left to trade, above 0."""
 
     order_no: str
     side: str
@@ -54,7 +54,7 @@ class RestingOrder(Struct, array_like=True, gc=False):
 
 
 class Trade(NamedTuple):
-    """What a resting order gave to an arriving one."""
+    """A trade: what a resting order gave to an arriving one."""
 
     order_no: str
     price_e4: int
@@ -202,7 +202,7 @@ class Exchange:
 
     @property
     def events(self) -> int:
-        """How many payloads were applied."""
+        """The number of payloads that were applied."""
         return self._state.events
 
     def counters(self) -> dict[str, int]:
@@ -275,7 +275,6 @@ class Exchange:
             self._books.pop(symbol, None)
 
     def _record(self, row: OrderRow, trade: Trade) -> None:
-        """Add a trade to the counters and the digest of trades."""
         state = self._state
         state.trades += 1
         state.quantity_traded += trade.quantity

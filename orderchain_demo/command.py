@@ -47,7 +47,6 @@ def _share_option(name: str, default: float, text: str) -> Callable[[Any], Any]:
 
 
 def _two_ports(_: click.Context, __: click.Parameter, value: Address | None) -> Address | None:
-    """Return an address that has a port after its own."""
     if value is not None and not 0 < value.port < 2**16 - 1:
         raise click.BadParameter(f"{value} has no port of 1 to 65534.")
     return value

@@ -22,7 +22,7 @@ LIVE_ORDERS_MAX: Final = 20_000
 and the memory of a process that keeps them, do not grow with the length of the flow."""
 
 OPENING_MS: Final = 1_767_342_600_000
-"""When the flow begins: 2026-01-02 08:30 UTC. Fixed, since the seed alone decides."""
+"""The time at which the flow begins: 2026-01-02 08:30 UTC. Fixed, since the seed alone decides."""
 
 _TICK_E4: Final = 100
 _LOT: Final = 100
@@ -32,7 +32,7 @@ _CROSSING_TICKS: Final = 3
 _DEPTH_TICKS: Final = 100
 _LOTS_MAX: Final = 50
 _PULL: Final = 0.005
-"""How much likelier a step towards the opening price is, per tick of distance from it."""
+"""The pull of the opening price: how much likelier a step towards it is, per tick of distance."""
 _IDLE_MS_MAX: Final = 8
 _OPENING_TICKS: Final = {
     "ALPHA": 1_850, "BRAVO": 4_210, "CEDAR": 975, "DELTA": 12_640, "EMBER": 2_330,

@@ -40,7 +40,7 @@ STATEMENT_SECONDS: Final = 30.0
 """Deadline of a save: far longer than a state of many megabytes takes."""
 
 IDLE_SECONDS: Final = 0.1
-"""When no row comes for this long, what is not stored yet is stored."""
+"""Time without a row after which what is not stored yet is stored."""
 
 REPORT_SECONDS: Final = 0.05
 """Interval of the reports. The demo decides by them when to kill this process: while it works."""
@@ -49,7 +49,7 @@ _payload_of = attrgetter("payload")
 
 
 class MatchingJob(Struct, frozen=True, kw_only=True):
-    """What the matching service is to do."""
+    """The job of the matching service."""
 
     database: str
     gap_database: str
@@ -70,16 +70,16 @@ class MatchingJob(Struct, frozen=True, kw_only=True):
     last_key: str
     """Key of the last row: the frame that ends with it is lost."""
     http: Address | None
-    """Where it serves its metrics."""
+    """The address at which it serves its metrics."""
     wrong_at_row: int = 0
     """After this many rows it loses an order of one book; 0: never."""
 
 
 class MatchingReport(Struct, frozen=True, kw_only=True):
-    """How far the matching service is; the last one has a digest."""
+    """The progress of the matching service; the last report has a digest."""
 
     is_live: bool
-    """Whether it has caught up, and follows the live frames."""
+    """True if it has caught up, and follows the live frames."""
     events: int
     """Rows in the state: those of all its lives, each once."""
     rows: int
@@ -91,9 +91,9 @@ class MatchingReport(Struct, frozen=True, kw_only=True):
     """Rows after the stored state that were cut off the journal at the start."""
     link: dict[str, int]
     receiver: dict[str, int]
-    """What the link did to frames, and the receiver with what came out."""
+    """Counts of what the link did to frames, and the receiver with what came out."""
     last_gap_shown_by: str
-    """What showed the last gap: `frame`, `heartbeat`, `poll`; empty without one."""
+    """The sign that showed the last gap: `frame`, `heartbeat`, `poll`; empty without one."""
     book: dict[str, int] = {}
     digest: str = ""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 STOP_SECONDS: Final = 10.0
-"""How long a program may take to end after SIGTERM, before it is killed."""
+"""Time for a program to end after SIGTERM, before it is killed."""
 
 
 class Program:

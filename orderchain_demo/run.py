@@ -40,26 +40,27 @@ COMMANDS: Final = {
 
 
 class DemoOptions(Struct, frozen=True, kw_only=True):
-    """What a demo is asked for."""
+    """Options of a demo."""
 
     input: Path | None
     """File of orders; None: they are generated."""
     orders: int
     """Orders to generate."""
     dial: LinkDial
-    """What the link does to frames."""
+    """Faults of the link."""
     seed: int
     """Seed of the generated orders and of the link's faults."""
     with_spark: bool = True
-    """Whether Spark verifies; otherwise the local verifier does."""
+    """True if Spark verifies; otherwise the local verifier does."""
     has_wrong_book: bool = False
-    """Whether the matching service loses an order of one book: the replay is to find it."""
+    """True if the matching service loses an order of one book: the replay is to find it."""
     http: Address | None = None
-    """Where the sequencing service serves its metrics, the matching service at the next port."""
+    """The address at which the sequencing service serves its metrics, the matching service at the
+    next port."""
 
     @property
     def verifier(self) -> str:
-        """What verifies, for people."""
+        """The verifier's name, for people."""
         return "Spark" if self.with_spark else "--local"
 
 
@@ -77,7 +78,12 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
             rows = options.orders if given is None else given.rows
             spark = programs.enter_context(start_spark(rows))
         with _demo_folder(stack) as folder:
-            orders = given or _generated(folder, options)
+            if given is None:
+                talk("Generating orders")
+                with progress("input", options.orders) as bar:
+                    orders = generated_input(folder, options.seed, options.orders, bar.move_to)
+            else:
+                orders = given
             stack.up(talk)
             setup = run_async(set_up_chain(stack))
         plan = Plan(
@@ -117,12 +123,6 @@ def _read(path: Path) -> DemoInput:
         given = read_input(path, bar.move_to)
     talk(f"Read {counted(given.rows, 'order')}")
     return given
-
-
-def _generated(folder: Path, options: DemoOptions) -> DemoInput:
-    talk("Generating orders")
-    with progress("input", options.orders) as bar:
-        return generated_input(folder, options.seed, options.orders, bar.move_to)
 
 
 @contextmanager

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 SQL: Final = load_sql("orderchain_demo", "queries.sql")
 
 CHAIN_TRIES: Final = 10
-"""How many numbers to try when somebody else takes each one at the same moment."""
+"""Numbers to try when somebody else takes each one at the same moment."""
 
 STALL_SECONDS: Final = 60.0
-"""How long nothing may move before the demo gives up: far longer than a process takes to start, or
+"""Time without any progress before the demo gives up: far longer than a process takes to start, or
 a server to answer, on a slow machine."""
 
 FRAMES_WANTED: Final = 800
@@ -106,7 +106,7 @@ async def _new_chain(connection: Connection, kafka: str) -> ChainCreation:
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What is to be played, and where."""
+    """The scenario to be played, and where."""
 
     setup: ChainSetup
     orders: DemoInput
@@ -172,7 +172,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How the scenario ended: everything is delivered."""
+    """The end of the scenario: everything is delivered."""
 
     rows: int
     """Rows sequenced."""
@@ -198,7 +198,13 @@ async def play(plan: Plan, bar: ProgressBar) -> Outcome:
             watch.add(sequencer)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(feed.run(sequencer, plan.orders, plan.batch_rows))
-                killed = await _until(first, lambda now: _is_to_die(plan, now), feed, bar)
+                killed = await _until(
+                    first,
+                    # It has stored something, and works on more.
+                    lambda now: now.events >= plan.kill_at_row and now.saves > 0,
+                    feed,
+                    bar,
+                )
                 first.kill()
                 talk(f"Killed the matching service (SIGKILL) at {counted(killed.events, 'row')}")
                 with plan.start_matching(1) as second:
@@ -211,11 +217,6 @@ async def play(plan: Plan, bar: ProgressBar) -> Outcome:
         seconds=feed.seconds,
         lives=[killed, finished],
     )
-
-
-def _is_to_die(plan: Plan, now: MatchingReport) -> bool:
-    """Return whether the service has stored something, and works on more."""
-    return now.events >= plan.kill_at_row and now.saves > 0
 
 
 async def _until(

@@ -23,7 +23,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     whole: bool
     """Every order was delivered once, in order, and all results are the same."""
     not_whole: list[str]
-    """What speaks against it, one line each; empty when `whole`."""
+    """Objections, one line each; empty when `whole`."""
     chain: int
     seed: int
     orders: int
@@ -46,7 +46,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     verified: dict[str, Any]
     """The report of `chainctl verify`."""
     wrong_books: list[dict[str, Any]] | None
-    """What Spark's replay of the chain has against the stored books; null without Spark."""
+    """Stored books that Spark's replay of the chain contradicts; null without Spark."""
     journal: str
     commands: dict[str, str]
     """Shell lines for what the demo has left."""
@@ -67,7 +67,11 @@ def summarize(
     """Return the summary, the judgement included. `verdict` is that of `verifier`."""
     orders, lives = plan.orders, outcome.lives
     finished, faults = lives[-1], objections(verdict.report, orders.rows)
-    not_whole = faults + list(map(_wrong, verdict.wrong_books or ()))
+    not_whole = list(faults)
+    for book in verdict.wrong_books or ():
+        since = f"after id {book['equal_id']}" if book["equal_id"] else "at the first orders"
+        wrong = f"it went wrong {since}, and not later than id {book['id']}"
+        not_whole.append(f"book of {book['group']}: {wrong}")
     if outcome.rows != orders.rows:
         not_whole.append(f"{outcome.rows} rows sequenced, {orders.rows} in the input")
     if finished.digest != orders.digest:
@@ -145,11 +149,6 @@ def _replayed(wrong_books: list[dict[str, Any]] | None) -> list[tuple[str, str]]
     wrong = ", ".join(book["group"] for book in wrong_books)
     found = f"WRONG: {wrong}" if wrong else "each one right after each save"
     return [("books replayed by Spark", found)]
-
-
-def _wrong(book: dict[str, Any]) -> str:
-    since = f"after id {book['equal_id']}" if book["equal_id"] else "at the first orders"
-    return f"book of {book['group']}: it went wrong {since}, and not later than id {book['id']}"
 
 
 def _summed(counters: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -31,13 +31,13 @@ LONG_ROWS: Final = 500_000
 
 
 class SparkJob(Struct, frozen=True, kw_only=True):
-    """What Spark starts for: the chain is made meanwhile."""
+    """The first message to Spark's process: the chain is made meanwhile."""
 
     is_long: bool
 
 
 class VerifyJob(Struct, frozen=True, kw_only=True):
-    """What is verified for the demo itself: database and journal. The topic would cost seconds."""
+    """The check of the demo itself: database and journal. The topic would cost seconds."""
 
     database: str
     chain_id: int

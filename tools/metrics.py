@@ -27,7 +27,7 @@ EXPORTED: Final = (
     ("outbox.consumer.config", "METRICS"),
     ("outbox.callback.callback_service", "METRICS"),
 )
-"""Where each part declares what it exports."""
+"""The place in which each part declares what it exports."""
 
 
 def row_of(metrics: Sequence[Metric[object]]) -> str:

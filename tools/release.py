@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[1]
 TOOLS_EXTRAS: Final = {"bench", "dev", "docs", "fuzz", "release"}
-"""What the project is made with: no part of what its users install."""
+"""The tools that the project is made with: no part of what its users install."""
 RELEASE: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?")
 BUILD_DEADLINE_S: Final = 300.0
 

@@ -1,4 +1,4 @@
-"""What mkdocs does besides: the pages of the root join the site, and links out of docs/ stay whole.
+"""Hooks of mkdocs: the pages of the root join the site, and links out of docs/ stay whole.
 
 The README is the site's first page. A link to a file that is no page (code, a picture, a table of
 figures) leads to a copy of it, so that the site is complete by itself.

@@ -52,7 +52,7 @@ class Missing(Exception):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What one version is run with."""
+    """The environment of one version."""
 
     release: str
     python: Path = Path(sys.executable)
@@ -60,7 +60,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What the project runs on, with the versions that it claims."""
+    """The dependencies of the project, with the versions that it claims."""
 
     name: str
     releases: Mapping[str, str]

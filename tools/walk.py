@@ -91,7 +91,8 @@ class Recorder:
 
 @contextlib.contextmanager
 def _on(side: str) -> Iterator[None]:
-    """What is called, and each task that is begun, in this block belongs to the side."""
+    """A side of the walk: what is called, and each task that is begun, in this block belongs to
+    it."""
     token = SIDE.set(side)
     try:
         yield

@@ -183,7 +183,7 @@ class _BareReceiver(RecordSource):
 
 
 class BarePipe(Rival):
-    """What disk, PostgreSQL, Kafka and their clients allow where each order is a stored row."""
+    """The limits of disk, PostgreSQL, Kafka and their clients where each order is a stored row."""
 
     title = "bare pipe, a row per order"
     producer = _BareProducer
@@ -204,7 +204,7 @@ class BarePipe(Rival):
 
 
 class BarePages(Rival):
-    """What disk, PostgreSQL, Kafka and their clients allow, on the engine's own table."""
+    """The limits of disk, PostgreSQL, Kafka and their clients, on the engine's own table."""
 
     title = "bare pipe of pages"
     producer = _PageProducer
@@ -229,7 +229,7 @@ class BarePages(Rival):
 
 
 class _Message(msgspec.Struct, gc=False, rename="camel"):
-    """What goes into the row and over the wire."""
+    """The bytes that go into the row and over the wire."""
 
     sequence_id: int
     previous_id: int

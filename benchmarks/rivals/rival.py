@@ -1,24 +1,26 @@
-"""What every rival is to the benchmark, and what rivals share: records, topics, counted rows."""
+"""The port of every rival, and what rivals share: records, topics, counted rows."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import msgspec
 
 from benchmarks.chains import Site, connected, make_topic, remove_topic
+from benchmarks.load import Venue
 from chain_kernel.clients.kafka import TopicPartition, make_consumer, make_producer
 from chain_kernel.model import Event
 from chain_kernel.sql import load_sql
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from benchmarks.load import Load, Venue
+    from benchmarks.load import Load
     from chain_kernel.clients.database_config import DatabaseConfig
     from sequencer import Order
 
@@ -45,6 +47,25 @@ def rival_of(name: str) -> Rival:
 
 class NotWhole(Exception):
     """A run that lost, repeated or swapped orders: it has no figure."""
+
+
+@asynccontextmanager
+async def prepared(site: Site, load: Load) -> AsyncIterator[Venue]:
+    """Make the place of a run, for its time at most, and clean up after it."""
+    rival = rival_of(load.rival)
+    venue = Venue(site=site, load=load, place=await rival.prepare(site, load))
+    try:
+        async with asyncio.timeout(venue.deadline_seconds):
+            yield venue
+    finally:
+        await rival.clean_up(venue)
+
+
+async def require_stored(venue: Venue) -> None:
+    """Raise NotWhole unless all orders of a run are stored."""
+    stored = await rival_of(venue.load.rival).stored(venue)
+    if stored != venue.load.all_orders:
+        raise NotWhole(f"{stored} orders are stored of {venue.load.all_orders}")
 
 
 class Rival:

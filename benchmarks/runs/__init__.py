@@ -1,1 +1,1 @@
-"""How each question is run."""
+"""Runs of the questions."""

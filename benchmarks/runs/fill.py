@@ -1,4 +1,4 @@
-"""What does a fill cost beside a SELECT from a row per order; does it grow with a chain?
+"""The cost of a fill beside a SELECT from a row per order, and how it grows with a chain.
 
 Every repeat of an arm is a process of its own, over chains that are made once.
 """
@@ -40,7 +40,7 @@ _WARM_UP_GAPS: Final = 20
 
 
 class Gap(Struct, frozen=True):
-    """What one repeat of an arm fills."""
+    """The rows that one repeat of an arm fills."""
 
     rows: int
     count: int

@@ -7,16 +7,15 @@ out of its sight. Times are of the monotonic clock, which all processes of a mac
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import AsyncExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.host import ServerLoad
-from benchmarks.load import Arm, Figures, Line, Load, Venue
+from benchmarks.load import Arm, Figures, Line, Load, Venue  # noqa: TC001 - `serve` reads it
 from benchmarks.processes import RunFailed, call, next_line, resident_mib, say, serve, stand_ready
-from benchmarks.rivals.rival import NotWhole, Tally, rival_of
+from benchmarks.rivals.rival import NotWhole, Tally, prepared, require_stored, rival_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,17 +28,10 @@ _GROWN_AT_ONCE: Final = 20
 
 async def run_load(site: Site, load: Load) -> dict[str, float]:
     """Run `load` and return its figures. Raises RunFailed, NotWhole, TimeoutError."""
-    rival = rival_of(load.rival)
-    venue = Venue(site=site, load=load, place=await rival.prepare(site, load))
-    try:
-        async with asyncio.timeout(venue.deadline_seconds):
-            figures = await _run(venue)
-            stored = await rival.stored(venue)
-        if stored != load.all_orders:
-            raise NotWhole(f"{stored} orders are stored of {load.all_orders}")
+    async with prepared(site, load) as venue:
+        figures = await _run(venue)
+        await require_stored(venue)
         return figures
-    finally:
-        await rival.clean_up(venue)
 
 
 async def run_arm(site: Site, arm: Arm, earlier: Sequence[Line]) -> Figures:

@@ -1,4 +1,4 @@
-"""How long does an order take under an open load: one that comes whether or not the last is done?
+"""The time of an order under an open load: one that comes whether or not the last is done.
 
 First the sustained maximum: the highest rate of a run in whose second half no queue grows. Then
 shares of it, and fixed rates, which compare from machine to machine: the engine at its defaults, by
@@ -51,7 +51,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     PIPE: {"rival": "bare_pages"},
     "Kafka transactions, frames": {"rival": "kafka_transactions_frames"},
 }
-"""What runs at every fixed rate."""
+"""Rivals that run at every fixed rate."""
 ONE_BY_ONE_IN_PYTHON: Final = f"engine, one by one, {IN_PYTHON}"
 _AT_ONE_RATE: Final[dict[str, dict[str, Any]]] = {
     "engine, a task an order": {"rival": "engine", "way": "tasks"},

@@ -1,4 +1,4 @@
-"""What does a full cycle of a message cost, and how late does it come to its handler?
+"""The cost of a message's full cycle, and how late it comes to its handler.
 
 A cycle: store, send, the broker's confirm, the consumer's confirm. The sending side runs in the
 benchmark's own process. Consumers, `batched` and `row_by_row`, are processes until they are killed.
@@ -48,7 +48,7 @@ _DELAY_SECONDS: Final = 6
 _REPEATS_MAX: Final = 2
 
 _CYCLES: Final = {"batched": True, "woken": False}
-"""Whether the messages of a cycle are handed over to the relay, or it hears of them."""
+"""Ways of a message to the relay: True if it is handed over, False if the relay hears of it."""
 
 _DELAYS: Final = {
     "handed over, delay": (True, 1),
@@ -56,7 +56,7 @@ _DELAYS: Final = {
     "handed over, four a transaction, delay": (True, 4),
     "woken, four a transaction, delay": (False, 4),
 }
-"""Whether messages are handed over to the relay, and how many are in a transaction."""
+"""The way of messages to the relay, and how many are in a transaction."""
 
 
 def arms(_: Scope) -> list[Arm]:

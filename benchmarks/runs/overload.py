@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from benchmarks.load import Figures, Venue
+from benchmarks.load import Figures, Venue  # noqa: TC001 - `serve` reads it
 from benchmarks.processes import call, next_line, resident_mib, serve, stand_ready
 from benchmarks.rivals.engine import published, sequencer_of, stored_rows
-from benchmarks.rivals.rival import NotWhole, Tally, rival_of
+from benchmarks.rivals.rival import NotWhole, Tally, prepared, rival_of
 from benchmarks.runs.schedule import Job, Pacing
 from benchmarks.spreads import histogram_of
 from chain_kernel.errors import Busy
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sequencer import Order, Sequencer
 
 WITHIN_SECONDS: Final = 0.05
-"""How long a call may wait for its commit to begin."""
+"""Time that a call may wait for its commit to begin."""
 
 _WARM_SHARE: Final = 0.3
 """Share of the orders: what memory has then is what it should have at the end."""
@@ -37,13 +37,9 @@ _NO_END: Final = 10**12
 
 async def run_overload(site: Site, rate_per_second: float, seconds: float) -> Figures:
     """Run it and return its figures. Raises NotWhole, RunFailed, TimeoutError."""
-    engine, job = rival_of("engine"), Job.of("engine", rate_per_second, seconds)
-    venue = Venue(site=site, load=job.load, place=await engine.prepare(site, job.load))
-    try:
-        async with (
-            asyncio.timeout(venue.deadline_seconds),
-            call(receive, venue=venue) as receiver,
-        ):
+    job = Job.of("engine", rate_per_second, seconds)
+    async with prepared(site, job.load) as venue:
+        async with call(receive, venue=venue) as receiver:
             await receiver.expect(b"listening")
             async with call(send, venue=venue, job=job) as sender:
                 figures = await sender.result()
@@ -54,8 +50,6 @@ async def run_overload(site: Site, rate_per_second: float, seconds: float) -> Fi
         if not accepted == handed_on == stored:
             raise NotWhole(f"{accepted} accepted, {stored} stored, {handed_on} handed on")
         return figures
-    finally:
-        await engine.clean_up(venue)
 
 
 # -- the processes ---------------------------------------------------------------------------------
@@ -130,7 +124,6 @@ class _Offered:
 
 
 def _histogram(calls: list[tuple[float, int]]) -> str:
-    """Return the histogram of orders, given seconds and orders of each call."""
     seconds, counts = np.array(calls, dtype=np.float64).reshape(-1, 2).T
     return histogram_of(np.repeat((seconds * 1e9).astype(np.int64), counts.astype(np.int64)))
 

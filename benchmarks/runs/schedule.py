@@ -23,7 +23,7 @@ from benchmarks.host import ServerLoad
 from benchmarks.load import Figures, Load, Venue
 from benchmarks.processes import call, serve, stand_ready
 from benchmarks.rivals.engine import published, sequencer_of
-from benchmarks.rivals.rival import NotWhole, Tally, rival_of
+from benchmarks.rivals.rival import NotWhole, Tally, prepared, require_stored, rival_of
 from benchmarks.spreads import histogram_of
 from benchmarks.waits import Schedule, spread_out
 from chain_kernel.errors import QueueFull
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from sequencer import Sequencer
 
 Way = Literal["batches", "one by one", "tasks"]
-"""How the engine gets orders: every millisecond all that have fallen due, by `queue_each`; each by
-`submit_nowait`; each by `submit` in a task of its own."""
+"""Ways in which the engine gets orders: every millisecond all that have fallen due, by
+`queue_each`; each by `submit_nowait`; each by `submit` in a task of its own."""
 
 _TICK_NS: Final = 1_000_000
 _TICKS_PER_SECOND: Final = 1_000_000_000 // _TICK_NS
@@ -82,18 +82,11 @@ async def run_job(site: Site, job: Job) -> Figures:
 
     With `is_growing`, more came than was handed on; such a run is no result, and is not proven.
     """
-    rival = rival_of(job.load.rival)
-    venue = Venue(site=site, load=job.load, place=await rival.prepare(site, job.load))
-    try:
-        async with asyncio.timeout(venue.deadline_seconds):
-            figures = await _run(venue, job)
-            if not figures["is_growing"]:
-                stored = await rival.stored(venue)
-                if stored != job.load.all_orders:
-                    raise NotWhole(f"{stored} orders are stored of {job.load.all_orders}")
+    async with prepared(site, job.load) as venue:
+        figures = await _run(venue, job)
+        if not figures["is_growing"]:
+            await require_stored(venue)
         return figures
-    finally:
-        await rival.clean_up(venue)
 
 
 async def _run(venue: Venue, job: Job) -> Figures:
@@ -241,7 +234,6 @@ async def _rival(venue: Venue, job: Job, pacing: Pacing) -> tuple[float, int]:
 
 
 async def _engine(venue: Venue, job: Job, pacing: Pacing) -> tuple[float, int]:
-    """Send through a sequencer at its defaults."""
     tuning = SequencerTuning()
     async with sequencer_of(venue.site, venue.chain_id, job.load, tuning=tuning) as sequencer:
         submitting = _Submitting(sequencer, pacing)

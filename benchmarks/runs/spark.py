@@ -1,5 +1,5 @@
-"""What does the verifier's check cost beside a scan, and beside what one would write instead? And
-what do a replay, and many chains, cost beside plain Python?
+"""The cost of the verifier's check beside a scan, and beside what one would write instead; and of a
+replay, and of many chains, beside plain Python.
 
 Over Parquet, over two lengths of it in executors whose memory is bounded, and over a database. Each
 repeat is a driver of its own, whose ways of looking at the rows are timed once they are warm.
