@@ -157,18 +157,16 @@ class _Field(NamedTuple):
 
 @cache
 def _fields_of(kind: type[Config]) -> tuple[_Field, ...]:
+    found = []
     hints = get_type_hints(kind, include_extras=True)
-    return tuple(_field(name, hints[name]) for name in kind.__struct_fields__)
+    for name in kind.__struct_fields__:
+        kinds = [each for one in _types_of(hints[name]) for each in (one, *_items_of(one))]
+        of_text = tuple(one for one in kinds if _is_struct(one) and hasattr(one, "of"))
+        found.append(_Field(name, hints[name], of_text))
+    return tuple(found)
 
 
-def _field(name: str, hint: Any) -> _Field:  # noqa: ANN401 - whatever an annotation may be
-    kinds = [each for kind in _types_of(hint) for each in (kind, *_items_of(kind))]
-    of_text = tuple(kind for kind in kinds if _is_struct(kind) and hasattr(kind, "of"))
-    return _Field(name, hint, of_text)
-
-
-def _types_of(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - as above
-    """Return the types that a value of the field may have."""
+def _types_of(hint: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever an annotation may be
     if get_origin(hint) is Annotated:
         return _types_of(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):

@@ -125,7 +125,7 @@ class OrderchainError(Exception):
 
 
 class RefusedError(OrderchainError):
-    """What was given cannot be used, and nothing was done.
+    """A value that was given cannot be used, and nothing was done.
 
     `field` names what to fix, `value` is what was given (never a secret), None for nothing.
     """
@@ -402,7 +402,7 @@ class RowsArchived(GapError):
 
 
 HALT_RUNBOOK: Final = 'docs/runbooks/halted-receiver.md, "What to do"'
-"""What the line about a halt points a person to."""
+"""The page that the line about a halt points a person to."""
 
 
 class HaltError(OrderchainError):

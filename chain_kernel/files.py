@@ -139,11 +139,11 @@ def no_row(journal: str, line: str, number: int | None) -> InputError:
 
 
 class JournalEnd(NamedTuple):
-    """Where a journal ended when it was looked at."""
+    """The end of a journal when it was looked at."""
 
     size: int
     is_torn: bool
-    """Whether an incomplete line comes after the last whole one."""
+    """True if an incomplete line comes after the last whole one."""
     last_id: int | None
     """The id on the last whole line, at least 0: an estimate of how far the ids go. 0 where there
     is no line; None if it is no row."""

@@ -68,7 +68,7 @@ class FrameHeader(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_heartbeat(self) -> bool:
-        """Whether the frame carries only the head."""
+        """True if the frame carries only the head."""
         return self.count == 0
 
 

@@ -61,7 +61,7 @@ class Event(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_field
     key: Annotated[str, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
     """The client's unique id for this order."""
     event_time_ns: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-    """When it happened, in nanoseconds since 1970 UTC, by the client's clock. Decides no order."""
+    """Time of the event, in nanoseconds since 1970 UTC, by the client's clock. Decides no order."""
     payload: Annotated[bytes, Meta(max_length=PAYLOAD_BYTES_MAX)]
     """The order itself; the engine never looks inside."""
 
@@ -90,7 +90,7 @@ def first_break(after_id: int, events: Sequence[Event]) -> int | None:
 
 
 Cause = Literal["start", "frame", "heartbeat", "poll"]
-"""What showed that rows are missing."""
+"""The sign that rows are missing."""
 
 Outcome = Literal["filled", "missing", "archived", "not yet readable", "interrupted", "open"]
 """The outcome of a gap. Only the first ends it. At the next three a receiver stays before it. At
@@ -107,7 +107,7 @@ class Gap(Struct, frozen=True, kw_only=True):
     until_id: int
     """The last row that was missing; inclusive."""
     cause: Cause
-    """What showed it: a later frame, a heartbeat, or a look at the database's head."""
+    """The sign that showed it: a later frame, a heartbeat, or a look at the database's head."""
     source: str
     """`primary` or `standby`: which kind of server gave the last of its rows, or refused them."""
     rows: int
@@ -121,12 +121,12 @@ class Gap(Struct, frozen=True, kw_only=True):
 
 
 TERMS_MAX: Final = 16
-"""How many terms a standing lists, the newest. There is one per take-over; frames of older ones are
-long gone from the topic's end, and their rows are read from the database."""
+"""Number of terms that a standing lists, the newest. There is one per take-over; frames of older
+ones are long gone from the topic's end, and their rows are read from the database."""
 
 
 ROWS_AHEAD_BATCHES: Final = 10_000
-"""How many batches a standing counts the rows of: a few milliseconds, however far it is behind."""
+"""Number of batches whose rows a standing counts: a few milliseconds, however far it is behind."""
 
 
 class Mark(Struct, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ class Mark(Struct, frozen=True, kw_only=True):
 
     @property
     def is_batch_end(self) -> bool:
-        """Whether the row is the last of its batch."""
+        """True if the row is the last of its batch."""
         return self.id == self.batch_last_id
 
 
@@ -184,8 +184,8 @@ class FrameTerm(Struct, frozen=True, kw_only=True):
         return f"FrameTerm(epoch={self.epoch}, nonce={self.nonce.hex()})"
 
 
-class Standing(Struct, frozen=True, kw_only=True):
-    """What a source reports about one place, read in one snapshot with the head."""
+class ChainPosition(Struct, frozen=True, kw_only=True):
+    """One place of a chain as a source reports it, read in one snapshot with the head."""
 
     head: ChainHead
     mark: Mark | None
@@ -224,7 +224,7 @@ class KeyPage(Struct, frozen=True, kw_only=True):
 
 
 class ClientNumber(Struct, frozen=True, gc=False):
-    """How far a client's own numbers have come, as its keys `client#number` show."""
+    """The highest of a client's own numbers, as its keys `client#number` show."""
 
     client: str
     number: int
@@ -270,11 +270,12 @@ class IntakeReject(Struct, frozen=True, kw_only=True):
     key: str | None
     """The record's key; None where it has none that is valid as a key."""
     reason: str
-    """What was wrong, for people."""
+    """The reason, for people."""
 
 
 class IntakeMark(Struct, frozen=True, kw_only=True):
-    """How far an intake has been read; stored in the transaction of the batch it led to."""
+    """The place up to which an intake was read; stored in the transaction of the batch it led
+    to."""
 
     source: str
     """`file:NAME` or `topic:NAME:PARTITION`."""
@@ -288,27 +289,28 @@ class IntakeMark(Struct, frozen=True, kw_only=True):
     this is still the stored position: so no intake of a source skips or repeats what another one
     took, and none skips orders of its own that were not taken. None in a mark that was read."""
     rejects: tuple[IntakeReject, ...] = ()
-    """What was refused on the way here, stored with the mark; none in a mark that was read."""
+    """Orders that were refused on the way here, stored with the mark; none in a mark that was
+    read."""
 
 
-class LeaseSight(Struct, frozen=True, kw_only=True):
-    """What a look at the lease shows. Two equal sights mean that it was not renewed in between."""
+class LeaseState(Struct, frozen=True, kw_only=True):
+    """The state of a lease at one look. Two equal ones mean that it was not renewed in between."""
 
     epoch: int
     nonce: bytes
     counter: int
     """Raised by the leader at a steady pace."""
     released: bool
-    """Whether the leader handed over, or there never was one."""
+    """True if the leader handed over, or there never was one."""
     owner: str
     topic: str
     partition: int
     is_ours: bool = False
-    """Whether it is led by a take-over of the store that looks, whose answer never came."""
+    """True if it is led by a take-over of the store that looks, whose answer never came."""
 
 
 class ServerIdentity(Struct, frozen=True):
-    """Which PostgreSQL a session is on: an address is no identity.
+    """Identity of the PostgreSQL that a session is on: an address is none.
 
     A standby that is promoted keeps the system identifier, and begins a new timeline; the primary
     that it replaced may come back at its old address, and answers that it is a primary, too.
@@ -328,7 +330,7 @@ TERM_SPREAD_IDS: Final = 2**29
 
 
 class Term(Struct, frozen=True, kw_only=True):
-    """What a leader holds after its take-over: its epoch, and where the chain was.
+    """A leader's term after its take-over: its epoch, and where the chain was.
 
     A term never changes; the sequencer's core tracks how the chain moves on.
     """
@@ -350,7 +352,8 @@ class Term(Struct, frozen=True, kw_only=True):
     partition_ids: int
     """Ids that one partition of the table spans; no batch straddles a multiple of it."""
     server: ServerIdentity
-    """Where the take-over committed. What the leader decides by is read and written there."""
+    """The server on which the take-over committed. What the leader decides by is read and written
+    there."""
     spread: int = 0
     """Drawn at the take-over, below TERM_SPREAD_IDS: it separates the ids of this term from those
     of another life of the chain that began at the same place."""

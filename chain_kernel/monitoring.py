@@ -48,7 +48,7 @@ BUCKET_SECONDS: Final = (
 
 
 class Histogram(Struct, frozen=True):
-    """How often values were how large, in buckets."""
+    """A histogram: how many values were at most how large."""
 
     bounds: tuple[float, ...] = BUCKET_SECONDS
     """The upper bounds of the buckets, inclusive."""
@@ -142,15 +142,12 @@ def _metric(prefix: str, of: Field[Any]) -> Metric[Any]:
     if about["kind"] == "counter":
         return Metric(f"{name}_total", "counter", about["help"], value, about["label"])
     read = about["read"]
-    return Metric(name, about["kind"], about["help"], lambda stats: (read or _same)(value(stats)))
-
-
-def _same(value: float | Histogram) -> float | Histogram:
-    return value
+    shown = value if read is None else lambda stats: read(value(stats))
+    return Metric(name, about["kind"], about["help"], shown)
 
 
 class MonitorAnswer(Struct, frozen=True):
-    """What `/metrics` answers."""
+    """The answer of `/metrics`."""
 
     media_type: str
     body: bytes
@@ -167,7 +164,7 @@ def metrics_of(samples: Iterable[Sample]) -> MonitorAnswer:
 
 
 class MonitoredPart(Protocol):
-    """What a Monitor looks at: a sequencer, a receiver, a relay, or a part of yours."""
+    """A part that a Monitor looks at: a sequencer, a receiver, a relay, or one of yours."""
 
     def samples(self) -> Iterable[Sample]:
         """Return the metrics at this instant; none before the start. Must not raise or wait."""
@@ -205,14 +202,18 @@ READY: Final = Metric[bool](
 METRICS_AGE: Final = Metric[float](
     "orderchain_metrics_age_seconds", "gauge", "Seconds since these metrics were taken.", float
 )
-"""What the process behind `--http` adds to what is reported to it."""
+"""Metrics that the process behind `--http` adds to what is reported to it."""
 
 
 class Monitor:
     """An ASGI application over the parts of one process. They may be added while it runs."""
 
     def __init__(self, *parts: MonitoredPart) -> None:
-        """Look at `parts`. Raises ModuleNotFoundError without the extra `monitoring`."""
+        """Look at `parts`.
+
+        Raises:
+            ModuleNotFoundError: the extra `monitoring` is not installed.
+        """
         with needs_extra("monitoring", "Monitor"):
             import prometheus_client  # noqa: F401 - if it is missing, that shows here
 

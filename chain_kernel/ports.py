@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
     from chain_kernel.errors import HaltError
     from chain_kernel.model import (
+        ChainPosition,
         ClientNumber,
         Event,
         Gap,
         IntakeMark,
         KeyPage,
-        LeaseSight,
+        LeaseState,
         Mark,
         Run,
         Snapshot,
-        Standing,
         Term,
     )
     from chain_kernel.seal import Batch
 
 
 class Closable(Protocol):
-    """What may hold connections."""
+    """A part that may hold connections."""
 
     async def close(self) -> None:
         """Close what it holds; never raises, never waits beyond its deadline."""
@@ -44,11 +44,14 @@ class PendingCommit(Protocol):
     async def outcome(self) -> None:
         """Wait until the batch is committed. Await it once; `follow` may come before its end.
 
-        Raises Fenced when the head row is not as this leader left it, IntakeMoved when a mark of
-        `intake` does not follow the stored one, UnknownOutcome when the answer was lost, or shows
-        that the wait for a standby was given up; RetryError when certainly nothing was committed.
-        After the last two the connection is gone: the next call must be `take_over_again`. After
-        RowLocked it is not: the same batch may be sent again.
+        After UnknownOutcome and RetryError the connection is gone: the next call must be
+        `take_over_again`. After RowLocked it is not: the same batch may be sent again.
+
+        Raises:
+            Fenced: the head row is not as this leader left it.
+            IntakeMoved: a mark of `intake` does not follow the stored one.
+            UnknownOutcome: the answer was lost, or shows that the wait for a standby was given up.
+            RetryError: certainly nothing was committed; RowLocked where a lock was in the way.
         """
         ...
 
@@ -67,25 +70,36 @@ class PendingCommit(Protocol):
 class ChainStore(Closable, Protocol):
     """The sequencer's side of the database, for one chain."""
 
-    async def look(self) -> LeaseSight:
+    async def look(self) -> LeaseState:
         """Return who leads, and how often that leader has renewed its lease.
 
-        Raises ChainMissing, SchemaError, DurabilityError, ClockError, ConnectError, RetryError.
+        Raises:
+            ChainMissing: the database has no such chain.
+            SchemaError: its schema is of another version, or hides rows.
+            DurabilityError: it may lose what it acknowledges.
+            ClockError: its clock and ours differ too much.
+            ConnectError: the settings cannot lead to a connection.
+            RetryError: there is none now.
         """
         ...
 
-    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
+    async def take_over(self, owner: str, seen: LeaseState) -> Term:
         """Raise the epoch, end the old leader's backend, and return the new term.
 
-        It uses compare-and-set on epoch, nonce and counter of `seen`: if one of them has moved,
-        another process was faster, or the leader is alive. Raises Fenced then; else as `look`.
+        It uses compare-and-set on epoch, nonce and counter of `seen`.
+
+        Raises:
+            Fenced: one of them has moved: another process was faster, or the leader is alive.
+            OrderchainError: one of the errors of `look`.
         """
         ...
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
         """Raise the epoch while `held` still leads the chain, on a connection that works.
 
-        Raises Fenced when it does not: a chain that another one has led since is never taken back.
+        Raises:
+            Fenced: another one has led the chain since; it is never taken back.
+            OrderchainError: one of the errors of `look`.
         """
         ...
 
@@ -94,14 +108,23 @@ class ChainStore(Closable, Protocol):
     ) -> PendingCommit:
         """Send the commit of `batch`, with the fence first; return it while the server is busy.
 
-        A small batch may wait to be sent until its outcome is asked for. Raises as
-        `PendingCommit.outcome`; then there is nothing to ask for.
+        A small batch may wait to be sent until its outcome is asked for.
+
+        Raises:
+            OrderchainError: one of the errors of `PendingCommit.outcome`; then there is nothing to
+                ask for.
         """
         ...
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
-        """Store how far intakes were read whose orders were all repeats. Raises as `begin`, but
-        never UnknownOutcome: repeating it does no harm. With no mark it only checks that we lead.
+        """Store how far intakes were read whose orders were all repeats.
+
+        Repeating it does no harm. With no mark it only checks that we lead.
+
+        Raises:
+            Fenced: the head row is not as this leader left it.
+            IntakeMoved: a mark does not follow the stored one.
+            RetryError: it is not known whether the marks were stored.
         """
         ...
 
@@ -115,8 +138,13 @@ class ChainStore(Closable, Protocol):
         ...
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
-        """Record that the range is not published, and move head_published past it, in one
-        transaction: receivers read it from the database. Raises Fenced.
+        """Record that the range is not published, and move head_published past it.
+
+        Both in one transaction: receivers read the range from the database.
+
+        Raises:
+            Fenced: another one leads the chain.
+            RetryError: the database does not answer.
         """
         ...
 
@@ -134,11 +162,13 @@ class ChainStore(Closable, Protocol):
 
 
 class KeyStore(Closable, Protocol):
-    """Where a leader looks up rows by their keys' hashes, and keeps what it knows about keys.
+    """Keys of a chain: rows by the hashes of their keys, and what its leaders know about keys.
 
-    Each call is for a term, and reads or writes on the server of that term alone. It raises
-    RetryError where that one is not reached, also where another primary answers in its place, and
-    ConnectError.
+    Each call is for a term, and reads or writes on the server of that term alone.
+
+    Raises:
+        RetryError: that server is not reached, or another primary answers in its place.
+        ConnectError: the settings cannot lead to a connection.
     """
 
     async def rows(self, term: Term, ids: Sequence[int]) -> list[Event]:
@@ -150,7 +180,11 @@ class KeyStore(Closable, Protocol):
         ...
 
     async def page(self, term: Term, after_id: int) -> KeyPage:
-        """Return the page after `after_id`. Raises RetryError, also when it is gone."""
+        """Return the page after `after_id`.
+
+        Raises:
+            RetryError: the page is gone, too.
+        """
         ...
 
     async def clients(self, term: Term) -> list[ClientNumber]:
@@ -170,8 +204,9 @@ class KeyStore(Closable, Protocol):
     async def save(self, term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
         """Store a page, and the clients that rose in it, in one transaction.
 
-        Raises RetryError where the epoch was raised, if only by another take-over of our own: then
-        nothing is stored, and the next page must not follow.
+        Raises:
+            RetryError: the epoch was raised, if only by another take-over of our own: nothing is
+                stored, and the next page must not follow.
         """
         ...
 
@@ -181,23 +216,30 @@ class KeyStore(Closable, Protocol):
 
 
 class Lease(Closable, Protocol):
-    """How the leader shows that it is alive, over a connection that no commit delays.
+    """The leader's sign of life, over a connection that no commit delays.
 
-    It moves only on the server of the term: RetryError where that one is not reached.
+    It moves only on the server of the term.
     """
 
     async def renew(self, term: Term, published_id: int) -> bool:
         """Raise the counter, and return whether an operator asks this leader to step down.
 
         It also moves head_published up to `published_id`, unless a commit is about to.
-        Raises Fenced when `term` no longer leads, PrimaryBehind when the chain ends before
-        `published_id`, DurabilityError when the database may from now on lose what it
-        acknowledges, else RetryError.
+
+        Raises:
+            Fenced: `term` no longer leads.
+            PrimaryBehind: the chain ends before `published_id`.
+            DurabilityError: the database may from now on lose what it acknowledges.
+            RetryError: the server of the term is not reached.
         """
         ...
 
     async def release(self, term: Term, published_id: int) -> None:
-        """Hand over: a standby need not wait. The rest as `renew`."""
+        """Hand over, so that a standby need not wait, and move head_published as `renew` does.
+
+        Raises:
+            OrderchainError: one of the errors of `renew`.
+        """
         ...
 
 
@@ -229,20 +271,34 @@ class RecordSource(Closable, Protocol):
     """A topic of orders, with all its partitions, read from given places on; nothing is skipped."""
 
     async def open(self) -> dict[int, tuple[int, int]]:
-        """Open a new connection, check the topic, and return for each partition the offset of its
-        first record and the offset after its last one. Raises ConnectError, TopicError, RetryError.
+        """Open a new connection, check the topic, and return the bounds of each partition.
+
+        The bounds are the offset of its first record and the offset after its last one.
+
+        Raises:
+            ConnectError: the settings cannot lead to a connection.
+            TopicError: orders of the topic might vanish unread.
+            RetryError: the broker does not answer.
         """
         ...
 
     async def offsets_at(self, time_ms: int) -> dict[int, int]:
         """Return for each partition the offset of its first record at or after a time, or its end.
 
-        Milliseconds since 1970 UTC. Raises as `open`.
+        Args:
+            time_ms: milliseconds since 1970 UTC.
+
+        Raises:
+            OrderchainError: one of the errors of `open`.
         """
         ...
 
     async def seek(self, offsets: Mapping[int, int]) -> None:
-        """Read every partition from its offset on. Raises RetryError."""
+        """Read every partition from its offset on.
+
+        Raises:
+            RetryError: the source is not open.
+        """
         ...
 
     async def records(
@@ -251,15 +307,19 @@ class RecordSource(Closable, Protocol):
         """Return the next records and the offset after them, by partition; empty when none came.
 
         There may be an offset without a record, where the broker keeps records that are no orders.
-        Raises RetryError when the broker does not answer, the offset does not exist, or the
-        partitions are others now. Then, and after a cancellation, what was read but not returned is
-        lost: `open` and `seek` come next. Raises TopicError when a record cannot be decoded.
+        After RetryError, and after a cancellation, what was read but not returned is lost: `open`
+        and `seek` come next.
+
+        Raises:
+            RetryError: the broker does not answer, the offset does not exist, or the partitions are
+                others now.
+            TopicError: a record cannot be decoded.
         """
         ...
 
 
 class FrameSink(Closable, Protocol):
-    """Where frames are published: one partition, in order."""
+    """The output of frames: one partition, in order."""
 
     @property
     def frame_bytes_max(self) -> int:
@@ -267,25 +327,39 @@ class FrameSink(Closable, Protocol):
         ...
 
     async def start(self, topic: str, partition: int) -> None:
-        """Connect and check the topic. Raises ConnectError, TopicError, RetryError."""
+        """Connect and check the topic.
+
+        Raises:
+            ConnectError: the settings cannot lead to a connection.
+            TopicError: there is no such topic, or it is unfit.
+            RetryError: the broker does not answer.
+        """
         ...
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
         """Return the values of the last records, oldest first; fewer where there are fewer.
 
-        Needs no `start`. Raises RetryError when the broker does not answer in time.
+        Needs no `start`.
+
+        Raises:
+            RetryError: the broker does not answer in time.
         """
         ...
 
     async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
         """Return once the broker has acknowledged all of `frames`, which it was given in order.
 
-        `traceparents` names the trace of each frame, or nothing for none; it travels beside the
-        frame, whose bytes it does not change.
+        When a frame is refused as too large, `frame_bytes_max` is read again.
 
-        Raises TopicError when the topic is gone or unfit; RetryError when it did not in time: some
-        may be stored anyway, all are resent, and the receiver drops what it has seen. When one is
-        refused as too large, `frame_bytes_max` is read again.
+        Args:
+            frames: the values of the records.
+            traceparents: the trace of each frame, or nothing for none; it travels beside the frame,
+                whose bytes it does not change.
+
+        Raises:
+            TopicError: the topic is gone or unfit.
+            RetryError: the broker did not acknowledge them in time. Some may be stored anyway, all
+                are resent, and the receiver drops what it has seen.
         """
         ...
 
@@ -298,7 +372,7 @@ class FrameSink(Closable, Protocol):
 
 
 class FrameSource(Closable, Protocol):
-    """Where frames are received: one partition. It may lose, repeat and reorder at will."""
+    """The input of frames: one partition. It may lose, repeat and reorder at will."""
 
     @property
     def place(self) -> tuple[str, int] | None:
@@ -306,33 +380,45 @@ class FrameSource(Closable, Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect and go to the live end. Raises ConnectError, TopicError, RetryError."""
+        """Connect and go to the live end.
+
+        Raises:
+            ConnectError: the settings cannot lead to a connection.
+            TopicError: there is no such topic, or it is another one than the chain's.
+            RetryError: the broker does not answer.
+        """
         ...
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
         """Return the values of the next records, empty when none came within `timeout_seconds`.
 
-        Raises RetryError when the broker cannot be reached, or sent what cannot be decoded.
+        Raises:
+            RetryError: the broker cannot be reached, or sent what cannot be decoded.
         """
         ...
 
 
 class GapSource(Closable, Protocol):
-    """Where missing rows are read, for one chain: the database, with a read-only role."""
+    """The source of missing rows, for one chain: the database, with a read-only role."""
 
     @property
     def chain_id(self) -> int:
         """The chain that it reads."""
         ...
 
-    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
         """Return the chain's head and the mark after the row `at_id` (0: before the first row).
 
         With `batch_id` it also returns the seal after the batch that ends there, from the same
         snapshot: a stored place may hold an older seal than that of the last batch. It may count
-        the rows after `at_id`, for the lag. Raises
-        ChainMissing, SchemaError, ConnectError, RetryError; RowsArchived when the row or the batch
-        is before the archive's boundary.
+        the rows after `at_id`, for the lag.
+
+        Raises:
+            ChainMissing: the database has no such chain.
+            SchemaError: its schema is of another version, or hides rows.
+            ConnectError: the settings cannot lead to a connection.
+            RetryError: the database does not answer.
+            RowsArchived: the row or the batch is before the archive's boundary.
         """
         ...
 
@@ -343,27 +429,39 @@ class GapSource(Closable, Protocol):
 
         `after` is checked first: its row exists, and the batch that ends at its `batch_last_id`,
         the last one before the row or an older one, has its seal. With `from_primary` no standby is
-        read or waited for: the rows are used to judge. Raises RowsMissing, RowsArchived,
-        NotYetReadable (from a standby, and where a primary is required and none answers),
-        RetryError; ForkFound and SealMismatch when the primary contradicts `after` or itself;
-        BatchDamaged when the primary's rows of a batch that is read in full do not give its seal.
-        No row of such a batch is yielded, unless it has more rows than the source reads at once.
-        What was yielded before an error is linked and committed. A caller that stops early closes
-        the generator: a page may be being read ahead.
+        read or waited for: the rows are used to judge. What was yielded before an error is linked
+        and committed. A caller that stops early closes the generator: a page may be being read
+        ahead.
+
+        Raises:
+            RowsMissing: the primary lacks rows of the range.
+            RowsArchived: the range begins before the archive's boundary.
+            NotYetReadable: a standby lacks the rows, or a primary is required and none answers.
+            RetryError: the database does not answer.
+            ForkFound: the primary has another row after `after`, or contradicts itself.
+            SealMismatch: the primary has another seal at `after`.
+            BatchDamaged: the primary's rows of a batch that is read in full do not give its seal.
+                No row of such a batch is yielded, unless it has more rows than the source reads at
+                once.
         """
         ...
 
     async def row_at_or_before(self, until_id: int) -> int:
         """Return the id of the last row that is not above `until_id`; 0 when there is none.
 
-        Raises as `standing`.
+        Raises:
+            OrderchainError: one of the errors of `standing`.
         """
         ...
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return the last row that was committed before `time_us`; 0 when there is none.
+        """Return the id of the last row that was committed before `time_us`; 0 when there is none.
 
-        Microseconds since 1970 UTC, by the sequencer's clock. Raises as `standing`.
+        Args:
+            time_us: microseconds since 1970 UTC, by the sequencer's clock.
+
+        Raises:
+            OrderchainError: one of the errors of `standing`.
         """
         ...
 
@@ -380,33 +478,48 @@ class ArchivedSource(Protocol):
         """The chain whose rows it holds."""
         ...
 
-    async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
+    async def mark_at(self, at_id: int, boundary: ChainPosition) -> Mark | None:
         """Return the mark after the row `at_id`; None when there is no such row.
 
-        Raises RowsArchived for rows that it does not hold, InputError where it does not verify or
-        belongs to another database, RetryError.
+        Raises:
+            RowsArchived: it does not hold the row.
+            InputError: it does not verify, or belongs to another database.
+            RetryError: it cannot be read now.
         """
         ...
 
-    def runs(self, after: Mark, until_id: int, boundary: Standing) -> AsyncGenerator[Run, None]:
+    def runs(
+        self, after: Mark, until_id: int, boundary: ChainPosition
+    ) -> AsyncGenerator[Run, None]:
         """Yield linked runs after `after` up to `until_id`, which is not above the boundary.
 
-        Raises as `mark_at`; ForkFound and SealMismatch when it contradicts `after`.
+        Raises:
+            ForkFound: it has another row after `after`.
+            SealMismatch: it has another seal at `after`.
+            OrderchainError: one of the errors of `mark_at`.
         """
         ...
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return the last row that is not above `until_id`; 0 for none. Raises as `mark_at`."""
+        """Return the id of the last row that is not above `until_id`; 0 when there is none.
+
+        Raises:
+            OrderchainError: one of the errors of `mark_at`.
+        """
         ...
 
     async def row_before_time(self, moment: datetime) -> int:
-        """Return the last row committed before `moment`; 0 for none. Raises as `mark_at`."""
+        """Return the id of the last row that was committed before `moment`; 0 when there is none.
+
+        Raises:
+            OrderchainError: one of the errors of `mark_at`.
+        """
         ...
 
 
 class CheckpointStore(Closable, Protocol):
-    """What is stored about a receiver, for one chain and one receiver name: its place, unless that
-    is kept elsewhere and only reported here, its halts and its gaps.
+    """Stored state of a receiver, for one chain and one receiver name: its place, unless that is
+    kept elsewhere and only reported here, its halts and its gaps.
     """
 
     @property
@@ -421,7 +534,7 @@ class CheckpointStore(Closable, Protocol):
 
     @property
     def keeps_place(self) -> bool:
-        """Whether a receiver begins at what `load` returns; False where `save` only reports."""
+        """True if a receiver begins at what `load` returns; False where `save` only reports."""
         ...
 
     @property
@@ -432,9 +545,13 @@ class CheckpointStore(Closable, Protocol):
     async def load(self) -> Mark | None:
         """Return the place that was stored, or reported, last; None for none.
 
-        Raises StillHalted for a receiver that has halted, until the halt is lifted; ForeignDatabase
-        for a place that was stored in another database; SettingError where a receiver of this name
-        keeps its place here, and this one only reports it, or the other way round.
+        Raises:
+            StillHalted: the receiver has halted, and the halt was not lifted.
+            ForeignDatabase: the place was stored in another database.
+            SettingError: a receiver of this name keeps its place here, and this one only reports
+                it, or the other way round.
+            ConnectError: the settings cannot lead to a connection.
+            RetryError: the database does not answer.
         """
         ...
 
@@ -444,16 +561,23 @@ class CheckpointStore(Closable, Protocol):
         Where no place is stored, a start inserts it (`first_pid` is `end.id`), or a save from the
         beginning of the chain (`first_pid` is 0); else it was lost, and CheckpointLost is raised.
         `connection` is the caller's own, inside its transaction: then nothing is stored until that
-        commits. Raises CheckpointLost where the place is not at `first_pid`; SettingError for an
-        `end` before `first_pid`, and a `connection` outside of a transaction; RetryError when it is
-        not known whether it was stored: the caller may repeat the call, or make one for a later
-        end. The same holds after a cancellation. Where the place is kept elsewhere, `end` is stored
-        later, without a comparison and without a `connection`: that never waits, never raises.
+        commits. Where the place is kept elsewhere, `end` is stored later, without a comparison and
+        without a `connection`: that never waits, never raises.
+
+        Raises:
+            CheckpointLost: the place is not at `first_pid`, or was lost.
+            SettingError: `end` is before `first_pid`, or `connection` outside of a transaction.
+            RetryError: it is not known whether the place was stored, as after a cancellation. The
+                caller may repeat the call, or make one for a later end.
         """
         ...
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted after the row `at_id`. Raises RetryError."""
+        """Store that the receiver has halted after the row `at_id`.
+
+        Raises:
+            RetryError: the database does not answer.
+        """
         ...
 
     def record_gap(self, gap: Gap) -> None:
@@ -463,7 +587,7 @@ class CheckpointStore(Closable, Protocol):
 
 @runtime_checkable
 class SnapshotStore(Protocol):
-    """Where a service keeps snapshots of its state, for one chain."""
+    """Snapshots of a service's state, for one chain."""
 
     @property
     def chain_id(self) -> int:
@@ -473,6 +597,7 @@ class SnapshotStore(Protocol):
     async def newest(self) -> Snapshot | None:
         """Return the newest whole snapshot, None where there is none.
 
-        Raises SettingError where there are some and none can be read.
+        Raises:
+            SettingError: there are some, and none can be read.
         """
         ...

@@ -1,4 +1,4 @@
-"""How this process treats its memory: what pauses orders, or costs them, by Python's defaults."""
+"""Memory of this process: against pauses and costs that Python's defaults would bring to orders."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Columns(NamedTuple):
         return cls(*zip(*map(_columns_of, events), strict=True)) if events else cls(*[()] * 5)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the values are equal, whichever sequences hold them."""
+        """True if the values are equal, whichever sequences hold them."""
         return isinstance(other, Columns) and all(
             list(one) == list(two) for one, two in zip(self, other, strict=True)
         )
@@ -280,7 +280,6 @@ def _byte_images(values: Sequence[bytes]) -> bytes:
 
 
 def _ints(image: bytes) -> Sequence[int]:
-    """Return the integers of an image."""
     return _unpacking("4xq", len(image) // _INT_IMAGE_BYTES).unpack(image)
 
 
@@ -338,7 +337,7 @@ _GENESIS: Final = Packing(">16sq")
 _BATCH: Final = Packing(">32sqqqqq32s")
 _TIME: Final = Packing(">q")
 _TIME_AT: Final = 64
-"""Where the time of a batch begins in what is hashed: after one block of SHA-256."""
+"""The offset of a batch's time in what is hashed: after one block of SHA-256."""
 
 
 def genesis_seal(database_id: UUID, chain_id: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Which implementation of the hottest functions runs: the one in Python, or the compiled one.
+"""The choice for the hottest functions: the implementation in Python, or the compiled one.
 
 `orderchain-speed` is a distribution of its own, which nothing requires. What it does, the function
 that asks for it also does in Python, with the same bytes and the same refusals: Python is the
@@ -18,7 +18,7 @@ from chain_kernel.errors import SettingError
 _VARIABLE: Final = "ORDERCHAIN_IMPL"
 _MODULE: Final = "orderchain_speed"
 _API: Final = 1
-"""What the compiled functions take and return; another number is another release's."""
+"""Version of what the compiled functions take and return; another number is another release's."""
 
 
 def load(wanted: str | None) -> Any | None:  # noqa: ANN401 - a module without stubs

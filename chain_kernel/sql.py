@@ -35,7 +35,7 @@ def load_sql(package: str, file_name: str) -> Mapping[str, str]:
 
 
 def parse_sql(text: str) -> Mapping[str, str]:
-    """Return the named blocks of `text`; see `load_sql`."""
+    """Return the blocks of `text` by their names."""
     statements: dict[str, str] = {}
     blocks = list(_BLOCK.finditer(text))
     if not blocks:

@@ -1,4 +1,4 @@
-"""Where to begin: one value for receivers, consumers, intakes and the command line."""
+"""The place to begin at: one value for receivers, consumers, intakes and the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ONE: Final = "one of 'beginning', 'end', after_id=ID, time=DATETIME"
 
 
 class StartAt(Config, frozen=True, kw_only=False):
-    """Where to begin, for what has no place yet: `StartAt("end")`, `StartAt(time=...)`.
+    """The place to begin at, for what has none yet: `StartAt("end")`, `StartAt(time=...)`.
 
     Exactly one answer is given. A place that is stored counts more: if a start were asked for again
     at each restart, it would skip or repeat. What comes before is never delivered, and is no gap.
@@ -44,8 +44,13 @@ class StartAt(Config, frozen=True, kw_only=False):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what a text says: `beginning`, `end`, an id, or a time in ISO 8601 (UTC, if it
-        names no zone). Raises SettingError.
+        """Return the place that a text names.
+
+        Args:
+            text: `beginning`, `end`, an id, or a time in ISO 8601 (UTC, if it names no zone).
+
+        Raises:
+            SettingError: it is none of these.
         """
         match text:
             case "beginning" | "end":

@@ -1,4 +1,5 @@
-"""Whose cancellation it is, and whose loop; and work that a cancelled caller does not cut off."""
+"""Tasks: whose cancellation it is, whose loop, and work that a cancelled caller does not cut
+off."""
 
 from __future__ import annotations
 

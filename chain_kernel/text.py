@@ -37,7 +37,10 @@ def printable(text: object, limit: int = 500) -> str:
     plain = text_of(text)
     if len(plain) <= limit and plain.isprintable():
         return plain
-    pieces = [_escaped(character) for character in plain[: limit + 1]]
+    pieces = [
+        character if character.isprintable() else repr(character)[1:-1]
+        for character in plain[: limit + 1]
+    ]
     escaped = "".join(pieces)
     if len(escaped) <= limit:
         return escaped
@@ -63,10 +66,6 @@ def named_reason(error: BaseException | None) -> str:
     return name if reason == name else f"{name}: {reason}"
 
 
-def _escaped(character: str) -> str:
-    return character if character.isprintable() else repr(character)[1:-1]
-
-
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return `1 row`, `2,500 rows` or `2 batches`; `plural` is for an irregular one."""
     regular = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
@@ -83,7 +82,7 @@ def not_installed(package: str, extra: str) -> str:
     return f"{package} is not installed, which is in the extra {extra}: {command}"
 
 
-def reason_of(error: BaseException, limit: int = 500) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the text of `error`, or the name of its class if it has none; always one line.
 
     A TimeoutError, a ConnectionResetError and many errors of the drivers have no text, and
@@ -93,13 +92,13 @@ def reason_of(error: BaseException, limit: int = 500) -> str:
     text = " ".join(text_of(error).split()) or type(error).__name__
     if type(error).__module__.startswith("asyncpg.") and _DRIVER_INSIDE.search(text):
         return "the connection to the database broke"
-    return printable(text, limit)
+    return printable(text)
 
 
 _DRIVER_INSIDE: Final = re.compile(
     r"cannot switch to state|protocol state|cannot call \w+\.|connection is closed"
 )
-"""How asyncpg refuses a call on a connection that has broken: by its own states and methods."""
+"""Refusals of asyncpg on a connection that has broken: of its own states and methods."""
 
 
 def reason_in_chain(chain_id: int, error: BaseException) -> str:
@@ -164,7 +163,7 @@ class SummedLog:
 
 
 class _Unlogged(NamedTuple):
-    """How often a kind came since its last line, how to say it, and when to."""
+    """One kind of line: how often it came since the last one, how to say it, and when to."""
 
     line: Callable[[int], str]
     times: int

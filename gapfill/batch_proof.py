@@ -1,4 +1,5 @@
-"""Which whole batches a fill reads, with few reads, and whether their rows give their seals."""
+"""Proof of a fill: the whole batches in it, found with few reads, whose rows must give their
+seals."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ class CutPage(Struct, frozen=True):
 
 
 ReadPage = PageImage | CutPage
-"""What a fill reads of a stored page."""
+"""The columns of a stored page that a fill reads."""
 
 
 class BatchMarks:

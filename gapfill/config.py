@@ -14,7 +14,7 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class GapReaderConfig(Config, frozen=True, kw_only=True):
-    """Where the missing rows of one chain are read, and with what limits."""
+    """The source of one chain's missing rows, and the limits of reading it."""
 
     database: str | DatabaseConfig
     """A DatabaseConfig, or a libpq URL; the role `gap_reader` is enough."""
@@ -30,10 +30,10 @@ class GapReaderConfig(Config, frozen=True, kw_only=True):
     statement_seconds: Seconds = 10.0
     """Deadline of a statement; the caller retries a page that takes longer."""
     busy_seconds: Seconds = 60.0
-    """How long to wait and retry while the role has no connection left: hundreds of receivers that
+    """Time to wait and retry while the role has no connection left: hundreds of receivers that
     start at once take turns."""
     linger_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.5
-    """How long a connection is kept after the last read. Many receivers share the few connections
+    """Time that a connection is kept after the last read. Many receivers share the few connections
     of the role: a longer time starves them, 0 costs a login per gap."""
     close_seconds: Seconds = 2.0
     """Deadline of closing a connection; after it the socket is cut."""

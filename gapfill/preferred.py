@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from chain_kernel.clients.database_config import DatabaseConfig
-    from chain_kernel.model import Mark, Run, Standing
+    from chain_kernel.model import ChainPosition, Mark, Run
     from chain_kernel.ports import GapSource
     from gapfill.config import GapReaderConfig
 
@@ -44,16 +44,16 @@ _AWAY: Final = (RetryError, ConnectError)
 
 
 class PreferenceConfig(Config, frozen=True, kw_only=True):
-    """How patient a fill is with a server before it turns to the next one."""
+    """A fill's patience with a server before it turns to the next one."""
 
     standby_seconds: Seconds = 2.0
-    """How long to wait for rows that a standby lacks, since it last returned some. A longer time
-    spares the primary, and is the latency of one fill per `avoid_seconds` while the standby hangs.
+    """Time to wait for rows that a standby lacks, since it last returned some. A longer time spares
+    the primary, and is the latency of one fill per `avoid_seconds` while the standby hangs.
     """
     pause_seconds_max: Seconds = 0.5
     """The longest pause between two reads of a standby that lags."""
     avoid_seconds: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """How long an unresponsive server is tried last, and a standby that lagged too long is
+    """Time for which an unresponsive server is tried last, and a standby that lagged too long is
     not waited for. Without this, every read would wait for the connect deadline of a server that is
     gone, or for a standby that hangs."""
 
@@ -111,9 +111,9 @@ class PreferredSources(ClosedAtExit):
 
     # -- what the primary reports --------------------------------------------------------------
 
-    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
-        """Return what the primary reports; see `chain_kernel.ports.GapSource.standing`."""
-        known: Standing | None = None
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
+        """Return what the primary reports."""
+        known: ChainPosition | None = None
         first_error: Exception | None = None
         for source in self._judges():
             if known is not None and self._is_avoided(source):
@@ -137,12 +137,12 @@ class PreferredSources(ClosedAtExit):
         return known
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.GapSource`."""
+        """Return a row's id."""
         await self.standing(0)  # finds out who judges
         return await self._judge.row_at_or_before(until_id)
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.GapSource`."""
+        """Return a row's id."""
         await self.standing(0)
         return await self._judge.row_before_time(time_us)
 
@@ -156,7 +156,7 @@ class PreferredSources(ClosedAtExit):
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncGenerator[Run, None]:
-        """Yield linked runs; see `chain_kernel.ports.GapSource.runs`."""
+        """Yield linked runs."""
         for source in [] if from_primary else self._readers():
             async with aclosing(self._runs_of(source, after, until_id)) as runs:
                 async for run in runs:

@@ -24,11 +24,11 @@ from chain_kernel.model import (
     ROWS_AHEAD_BATCHES,
     TERMS_MAX,
     ChainHead,
+    ChainPosition,
     Event,
     FrameTerm,
     Mark,
     Run,
-    Standing,
     first_break,
     is_linked,
 )
@@ -50,7 +50,7 @@ FIRST_PAGES: Final = 16
 """Stored pages that a first read looks at. It needs few of them if they are full, and the server
 reads the heads of all of them before it knows that."""
 _GROWTH: Final = 4
-"""If all were needed, because they are small, the next read looks at this many times more."""
+"""Growth of the next read, if all pages were needed because they are small."""
 
 _columns_of = itemgetter("ids", "pids", "keys", "times", "payloads")
 _images_of = itemgetter("id_images", "pid_images", "key_images", "time_images", "payload_images")
@@ -70,7 +70,19 @@ class GapReader(ClosedAtExit):
 
     def __init__(self, config: GapReaderConfig) -> None:
         self._config = config
-        self._connection = SharedSession(_session_config(config), config)
+        session = SessionConfig(
+            database=DatabaseConfig.of(config.database),
+            application_name="orderchain gap reader",
+            role=GAP_READER,
+            pooler="read through",
+            is_of_one_chain=True,
+            connect_seconds=config.connect_seconds,
+            statement_seconds=config.statement_seconds,
+            close_seconds=config.close_seconds,
+            linger_seconds=config.linger_seconds,
+            busy_seconds=config.busy_seconds,
+        )
+        self._connection = SharedSession(session, config)
 
     async def close(self) -> None:
         """Close; never raises, never waits beyond `close_seconds`."""
@@ -83,7 +95,7 @@ class GapReader(ClosedAtExit):
 
     # -- standing ------------------------------------------------------------------------------
 
-    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
         """Return the chain's head and the mark after the row `at_id` (0: before the first row).
 
         With `batch_id` it also returns the seal after the batch that ends there. All are of one
@@ -103,11 +115,23 @@ class GapReader(ClosedAtExit):
         seal = genesis_seal(row["database_id"], chain_id) if batch_id == 0 else row["asked_seal"]
         if seal is None and batch_id is not None and batch_id < (row["boundary_id"] or 0):
             raise RowsArchived(chain_id, batch_id, row["boundary_id"])
-        return Standing(
-            head=_head_of(row),
+        columns = (row[name] or () for name in ("term_epochs", "term_nonces", "term_frame_keys"))
+        terms = zip(*columns, strict=True)
+        return ChainPosition(
+            head=ChainHead(
+                chain_id=row["chain_id"],
+                database_id=row["database_id"],
+                epoch=row["epoch"],
+                nonce=row["nonce"],
+                last_id=row["last_id"],
+                last_seal=row["last_seal"],
+                published_id=row["published_id"],
+                topic=row["topic"],
+                partition=row["topic_partition"],
+            ),
             mark=mark,
             is_primary=not row["is_standby"],
-            terms=_terms_of(row),
+            terms=tuple(FrameTerm(epoch=e, nonce=n, frame_key=key) for e, n, key in terms),
             batch_seal=seal,
             rows_ahead=row["rows_ahead"],
         )
@@ -115,14 +139,14 @@ class GapReader(ClosedAtExit):
     # -- places --------------------------------------------------------------------------------
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.GapSource`."""
+        """Return a row's id."""
         rows = await self._connection.fetch(
             _SQL["row_at_or_before"], self._config.chain_id, until_id
         )
         return int(rows[0]["id"])
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return the last id of a batch; see `chain_kernel.ports.GapSource`.
+        """Return the last id of a batch.
 
         Commit times never fall along a chain, so a binary search over the ids finds it: some forty
         reads of one index entry each, whatever the length of the chain.
@@ -178,13 +202,15 @@ class GapReader(ClosedAtExit):
                 if held and not pages:
                     continue
                 events = await _made_beside(read, pages)
-                if (last_id < until_id and not found) or not _are_linked(after.id, pages):
+                is_short = last_id < until_id and not found
+                if is_short or len(_linked(after.id, pages)) < len(pages):
                     await _drop(read)
                     held, pages = [], await self._explain(after.id, until_id, marks)
                     events = _events_of(pages)
                     read = self._read_ahead(events[-1].id, until_id, pages_max)
                 after, damaged = marks.take(pages, after)
-                events = events if damaged is None else _up_to(after.id, events)
+                if damaged is not None:
+                    events = [event for event in events if event.id <= after.id]
                 if events:
                     yield Run(chain_id=chain_id, events=events, end=after, source=opening.source)
                 if damaged is not None:
@@ -232,7 +258,7 @@ class GapReader(ClosedAtExit):
         first = found[0]
         is_known = first["batch_last_id"] is not None and first["is_there"]
         mark = _mark_of(first, self._config.chain_id, after.id) if is_known else None
-        if mark is None or not _is_same(mark, after):
+        if mark is None or (mark.seal, mark.batch_last_id) != (after.seal, after.batch_last_id):
             return await self._check_start(after)
         source = _source_of(is_primary=not first["is_standby"])
         columns = (column or () for column in _batches_of(first))
@@ -351,23 +377,8 @@ class GapReader(ClosedAtExit):
         return ForkFound(chain_id, found.pid, after_id, found.id)
 
 
-def _session_config(config: GapReaderConfig) -> SessionConfig:
-    return SessionConfig(
-        database=DatabaseConfig.of(config.database),
-        application_name="orderchain gap reader",
-        role=GAP_READER,
-        pooler="read through",
-        is_of_one_chain=True,
-        connect_seconds=config.connect_seconds,
-        statement_seconds=config.statement_seconds,
-        close_seconds=config.close_seconds,
-        linger_seconds=config.linger_seconds,
-        busy_seconds=config.busy_seconds,
-    )
-
-
 class _FillStart(NamedTuple):
-    """How a fill begins."""
+    """The beginning of a fill."""
 
     mark: Mark
     """The database's own mark of the place where the fill begins."""
@@ -424,10 +435,6 @@ def _rows_of(page: ReadPage) -> list[Event]:
     return page.events if isinstance(page, CutPage) else page_events(page)
 
 
-def _are_linked(after_id: int, pages: Sequence[ReadPage]) -> bool:
-    return len(_linked(after_id, pages)) == len(pages)
-
-
 def _linked(after_id: int, pages: Sequence[ReadPage]) -> list[ReadPage]:
     """Return the pages before the first that has a break in it, or does not follow the last one."""
     linked: list[ReadPage] = []
@@ -443,21 +450,12 @@ def _linked(after_id: int, pages: Sequence[ReadPage]) -> list[ReadPage]:
     return linked
 
 
-def _up_to(last_id: int, events: list[Event]) -> list[Event]:
-    return [event for event in events if event.id <= last_id]
-
-
 def _measure(pages: Sequence[ReadPage]) -> tuple[int, int]:
-    """Return rows and bytes of `pages`."""
     return sum(page.row_count for page in pages), sum(page.size for page in pages)
 
 
 def _source_of(*, is_primary: bool) -> str:
     return _PRIMARY if is_primary else "standby"
-
-
-def _is_same(found: Mark, given: Mark) -> bool:
-    return found.seal == given.seal and found.batch_last_id == given.batch_last_id
 
 
 async def _drop(read: asyncio.Future[list[ReadPage]]) -> None:
@@ -466,26 +464,6 @@ async def _drop(read: asyncio.Future[list[ReadPage]]) -> None:
         await asyncio.wait([read])
     if not read.cancelled():
         read.exception()  # retrieved, so that asyncio does not complain about it
-
-
-def _head_of(row: Any) -> ChainHead:  # noqa: ANN401 - a record of asyncpg, which is untyped
-    return ChainHead(
-        chain_id=row["chain_id"],
-        database_id=row["database_id"],
-        epoch=row["epoch"],
-        nonce=row["nonce"],
-        last_id=row["last_id"],
-        last_seal=row["last_seal"],
-        published_id=row["published_id"],
-        topic=row["topic"],
-        partition=row["topic_partition"],
-    )
-
-
-def _terms_of(row: Any) -> tuple[FrameTerm, ...]:  # noqa: ANN401 - as above
-    columns = (row[name] or () for name in ("term_epochs", "term_nonces", "term_frame_keys"))
-    terms = zip(*columns, strict=True)
-    return tuple(FrameTerm(epoch=e, nonce=nonce, frame_key=key) for e, nonce, key in terms)
 
 
 def _mark_of(row: Any, chain_id: int, at_id: int) -> Mark | None:  # noqa: ANN401 - as above

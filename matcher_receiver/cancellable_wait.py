@@ -43,12 +43,12 @@ class CancellableWait:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether `stop` was called; never reset."""
+        """True if `stop` was called; never reset."""
         return self._stop.is_set()
 
     @property
     def is_busy(self) -> bool:
-        """Whether work is under way, or done and not yet fetched."""
+        """True if work is under way, or done and not yet fetched."""
         return self._work is not None
 
     def stop(self) -> None:

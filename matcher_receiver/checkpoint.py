@@ -89,7 +89,7 @@ class CheckpointProgress:
         self._by_caller: deque[tuple[int, int]] = deque(maxlen=BY_CALLER_MAX)
         self._in_callers_hands = start.id
         self.worked_off = WorkedOff(start.id)
-        """What waits for rows to be processed; see `Receiver.until_delivered`."""
+        """Callers that wait until a row is processed, as `Receiver.until_delivered` does."""
 
     def come_back(self) -> None:
         """Note that the caller asks for more, and so is done with what it had before.

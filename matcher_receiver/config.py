@@ -21,7 +21,7 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class ReceiverTuning(Config, frozen=True, kw_only=True):
-    """How a receiver polls, waits and gives up. The defaults suit most."""
+    """Polling, waiting and giving up of a receiver. The defaults suit most."""
 
     poll_after_seconds: Seconds = 1.0
     """The database's head is read when no frame has been useful for this long. Keep it well above
@@ -39,12 +39,12 @@ class ReceiverTuning(Config, frozen=True, kw_only=True):
     retry_seconds_max: Seconds = 2.0
     """The longest pause between two tries to read from a database that is away."""
     standby_wait_seconds: Seconds = 30.0
-    """How long a standby may lag behind what is to be filled, before NotYetReadable is raised."""
+    """Time that a standby may lag behind what is to be filled, before NotYetReadable is raised."""
     calm_collector: bool = True
-    """Whether the garbage collector of this process is made to run rarely, since its passes pause
+    """True if the garbage collector of this process is made to run rarely, since its passes pause
     every run, and freed memory is kept. Set it to False where the process tunes both itself."""
     kafka_at_start: Literal["required", "optional"] = "required"
-    """Whether a start needs the broker. With "optional" a receiver that is started while Kafka is
+    """The need for the broker at a start. With "optional" a receiver that is started while Kafka is
     away delivers rows from the database, and continues live once Kafka is there; a wrong address is
     then a warning, not an error."""
     gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
@@ -64,7 +64,7 @@ class ReceiverTuning(Config, frozen=True, kw_only=True):
 
 
 class ReceiverConfig(Config, frozen=True, kw_only=True):
-    """Which receiver of which chain this is, where it reads and keeps its place, how it behaves.
+    """A receiver of one chain: its name, where it reads and keeps its place, how it behaves.
 
     It is all that `orderchain.open_receiver` needs. A part that is passed in there instead of being
     made from this is compared with it.
@@ -80,8 +80,8 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     gap_databases: Annotated[
         tuple[str | DatabaseConfig, ...], Meta(max_length=GAP_DATABASES_MAX)
     ] = ()
-    """Where missing rows are read, with the role `gap_reader`: standbys first, the primary last.
-    Empty: `database`, whose role then has to be a member of `gap_reader`, too."""
+    """Databases in which missing rows are read, with the role `gap_reader`: standbys first, the
+    primary last. Empty: `database`, whose role then has to be a member of `gap_reader`, too."""
     kafka: str | KafkaConfig | None = None
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     checkpoint: Literal["stored", "reported"] = "stored"
@@ -89,18 +89,18 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     `start`, or as snapshots), and it is only reported to `database`, for operators and
     retention."""
     start: Mark | None = None
-    """Where to begin, for callers that keep their place themselves. None: at the newest snapshot or
-    the checkpoint, and without either, at `start_at`."""
+    """The place to begin at, for callers that keep their place themselves. None: at the newest
+    snapshot or the checkpoint, and without either, at `start_at`."""
     start_at: StartAt = StartAt("beginning")
-    """Where a receiver without a place begins. It is ignored once there is a checkpoint, or each
-    restart would skip or repeat."""
+    """The place at which a receiver begins that has none. It is ignored once there is a checkpoint,
+    or each restart would skip or repeat."""
     until: Annotated[int, Meta(ge=0, le=ID_MAX)] | Literal["head"] | None = None
     """Stop after the last row whose id is not above this; with "head", at the head that the
     database had at the start. None: never."""
     idle_seconds: Seconds | None = None
     """Stop when nothing was delivered for this long and the database holds nothing more."""
     tuning: ReceiverTuning = ReceiverTuning()
-    """What few need to change."""
+    """Settings that few need to change."""
 
     def __repr__(self) -> str:
         return f"ReceiverConfig(chain_id={self.chain_id}, name={self.name!r})"
@@ -127,7 +127,7 @@ class KafkaSourceConfig(Config, frozen=True, kw_only=True):
 
 
 class CheckpointConfig(Config, frozen=True, kw_only=True):
-    """Where the checkpoint of one receiver is stored."""
+    """The store of one receiver's checkpoint."""
 
     database: str | DatabaseConfig
     """A DatabaseConfig, or a libpq URL; the role `receiver_writer` is enough."""
@@ -142,7 +142,7 @@ class CheckpointConfig(Config, frozen=True, kw_only=True):
     close_seconds: Seconds = 2.0
     """Deadline of writing the end of the gap ledger, and separately of closing a connection."""
     busy_seconds: Seconds = 60.0
-    """How long to wait and retry while the role has no connection left."""
+    """Time to wait and retry while the role has no connection left."""
     gaps_kept: Annotated[int, Meta(ge=1, le=1_000_000)] = 1_000
     """Gaps stored for this receiver; older ones are removed."""
 

@@ -54,7 +54,7 @@ from matcher_receiver.decisions import (
     GapDecision,
     Halt,
     InStep,
-    StandingDecision,
+    PositionDecision,
     State,
 )
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from chain_kernel.frame import FrameHeader
-    from chain_kernel.model import Cause, ChainHead, Event, FrameTerm, Standing
+    from chain_kernel.model import Cause, ChainHead, ChainPosition, Event, FrameTerm
 
 NONCES_MAX: Final = TERMS_MAX
 """Terms known at once, the newest. Frames of older terms are dropped, at the cost of a read."""
@@ -218,7 +218,7 @@ class ReceiveCore:
 
     # -- the database --------------------------------------------------------------------------
 
-    def judge_standing(self, standing: Standing, cause: Cause) -> StandingDecision:
+    def judge_standing(self, standing: ChainPosition, cause: Cause) -> PositionDecision:
         """Decide about what the database says about our own head.
 
         `standing` was read at its id, and at the batch whose seal we hold. For a place that was
@@ -244,19 +244,19 @@ class ReceiveCore:
         self._know(standing.terms)
         return self._in_step_or_fill(head, cause)
 
-    def _judge_standby(self, standing: Standing, cause: Cause) -> StandingDecision:
+    def _judge_standby(self, standing: ChainPosition, cause: Cause) -> PositionDecision:
         """A standby may still get what it lacks; the fill will compare what it has."""
         if self._is_foreign(standing.head) or not _holds(standing, self.head):
             return WAIT
         return self._in_step_or_fill(standing.head, cause)
 
-    def _in_step_or_fill(self, head: ChainHead, cause: Cause) -> StandingDecision:
+    def _in_step_or_fill(self, head: ChainHead, cause: Cause) -> PositionDecision:
         if head.last_id > self.head.id:
             return Fill(head.last_id, cause)
         self._leave_start()
         return IN_STEP
 
-    def _judge_seal(self, standing: Standing) -> StandingDecision:
+    def _judge_seal(self, standing: ChainPosition) -> PositionDecision:
         if not self._kept:
             # What we hold is the database's own earlier answer.
             found = standing.batch_seal or (standing.mark.seal if standing.mark else b"")
@@ -265,10 +265,10 @@ class ReceiveCore:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the database has shown the seal that we hold."""
+        """True if the database has shown the seal that we hold."""
         return self._proven.batch_last_id == self.head.batch_last_id
 
-    def accept_proof(self, asked: Mark, standing: Standing) -> bool:
+    def accept_proof(self, asked: Mark, standing: ChainPosition) -> bool:
         """Take what the database says about a place that we have passed since.
 
         Returns whether it holds what we held there; if not, our own standing must be read.
@@ -286,7 +286,7 @@ class ReceiveCore:
             self._know(standing.terms)
         return True
 
-    def judge_gap(self, standing: Standing, fill: Fill) -> GapDecision:
+    def judge_gap(self, standing: ChainPosition, fill: Fill) -> GapDecision:
         """Decide whether rows that a frame reports are there (`standing` was read at its pid).
 
         A commit comes before its publication. So if the primary, read after the frame has arrived,
@@ -330,7 +330,7 @@ class ReceiveCore:
             self.state = State.FILLING
 
     def deny_gap(self) -> None:
-        """What a frame reported is not there, or could not be read: the frame is dropped."""
+        """Drop the frame: what it reported is not there, or could not be read."""
         if self.state is State.FILLING:
             self.go_live()
 
@@ -342,7 +342,7 @@ class ReceiveCore:
 
     @property
     def is_filling(self) -> bool:
-        """Whether rows of an open fill are still to be read."""
+        """True if rows of an open fill are still to be read."""
         return self.fill_until > self.head.id
 
     def accept_filled(self, run: Run) -> Run | Halt:
@@ -415,7 +415,7 @@ def _linked_rows(record: bytes, header: FrameHeader) -> list[Event] | None:
         return None
 
 
-def _holds(standing: Standing, held: Mark) -> bool:
+def _holds(standing: ChainPosition, held: Mark) -> bool:
     """Return whether the source has the row of `held`, and the seal of its batch.
 
     The seal covers the epoch.

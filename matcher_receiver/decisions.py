@@ -1,4 +1,4 @@
-"""What the core decides. The shell does it; nothing else is ever done with a frame."""
+"""Decisions of the core. The shell does them; nothing else is ever done with a frame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chain_kernel.model import Cause
 
 
 class State(Enum):
-    """What a receiver is doing. `docs/protocol.md` has every cell of the table."""
+    """State of a receiver. `docs/protocol.md` has every cell of the table."""
 
     CATCHING_UP = "catching up"
     """Reading the database up to the head that was found at the start."""
@@ -74,7 +74,7 @@ class Halt(Struct, frozen=True):
 
 
 FrameDecision = Deliver | DeliverNewPart | Drop | Check | ConfirmNonce | Fill | InStep
-StandingDecision = InStep | Fill | Wait | Compare | Halt
+PositionDecision = InStep | Fill | Wait | Compare | Halt
 GapDecision = Fill | Drop | Wait | Halt
 
 # One instance each: frames are judged some thousand times per second.

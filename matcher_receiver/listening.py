@@ -1,4 +1,4 @@
-"""What listens: frames from Kafka, and the loop that decides where rows come from next.
+"""The receive loop: frames from Kafka, and when to read the database instead.
 
 While the caller works on a run, or a fill is delivered, live frames wait in the
 consumer's bounded fetch buffer, and then in Kafka. What is lost there is read from the database.
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from chain_kernel.frame import FrameHeader
-    from chain_kernel.model import Mark, Standing
+    from chain_kernel.model import ChainPosition, Mark
     from chain_kernel.ports import FrameSource
     from matcher_receiver.decisions import FrameDecision, State
     from matcher_receiver.reading import ReceiverParts
@@ -98,7 +98,7 @@ class OptionalFrames:
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Topic and partition; see `chain_kernel.ports.FrameSource.place`."""
+        """Topic and partition."""
         return self._frames.place
 
     async def start(self) -> None:
@@ -116,7 +116,7 @@ class OptionalFrames:
         await self._wait(self._starting, self._start_seconds)
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return the next records; see `chain_kernel.ports.FrameSource.records`."""
+        """Return the next records."""
         starting = self._starting
         if starting is not None and not await self._wait(starting, timeout_seconds):
             raise RetryError(self._why_away)
@@ -124,7 +124,7 @@ class OptionalFrames:
         return await self._frames.records(timeout_seconds)
 
     async def close(self) -> None:
-        """Close; see `chain_kernel.ports.FrameSource.close`."""
+        """Close."""
         starting, self._starting = self._starting, None
         if starting is not None:
             starting.cancel()
@@ -133,7 +133,6 @@ class OptionalFrames:
         await self._frames.close()
 
     async def _start(self) -> None:
-        """Start, however long that takes."""
         while True:
             try:
                 await self._start_in_turn()
@@ -187,22 +186,22 @@ class LiveFrames:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to look at: call `receive` first."""
+        """True if there is nothing to look at: call `receive` first."""
         return self._aside is None and not self._records and not self._is_answered
 
     @property
     def has_unknown(self) -> bool:
-        """Whether frames of unknown terms wait for what the database says about them."""
+        """True if frames of unknown terms wait for what the database says about them."""
         return bool(self._asked or self._unasked)
 
     @property
     def _is_answered(self) -> bool:
-        """Whether those can be judged, or asked about."""
+        """True if those can be judged, or asked about."""
         return self.has_unknown and not self._watch.is_asking
 
     @property
     def has_question(self) -> bool:
-        """Whether the database must be asked about the frame aside: call `settle` first."""
+        """True if the database must be asked about the frame aside: call `settle` first."""
         return self._question is not None
 
     async def receive(self, patience_seconds: float) -> None:
@@ -214,7 +213,10 @@ class LiveFrames:
             self._counters.broker_failures += 1
             self._outage.repeat(f"chain {self._core.chain_id}: no frames: {error}")
             self._watch.note_outage()
-            await self._rest_of(self._watch.patience, began_ns)
+            # A source that fails at once must not spin.
+            left = self._watch.patience - (self._clock.monotonic_ns() - began_ns) / SECOND_NS
+            if left > 0:
+                await self._waits.sleep(left)
             records, self._is_away = [], True
         if records:
             if self._is_away:
@@ -223,12 +225,6 @@ class LiveFrames:
             self._records.extend(records)
         elif not self.has_unknown:  # it is asked already
             await self.poll()
-
-    async def _rest_of(self, seconds: float, began_ns: int) -> None:
-        """Wait until `seconds` after `began_ns`: a source that fails at once must not spin."""
-        left = seconds - (self._clock.monotonic_ns() - began_ns) / SECOND_NS
-        if left > 0:
-            await self._waits.sleep(left)
 
     async def poll(self) -> None:
         """Look at the database's head, since Kafka brings nothing useful."""
@@ -414,14 +410,14 @@ class ReceiveLoop:
         self._last_run_ns = clock.monotonic_ns()
         self._handed_ns: int | None = None
         self.is_over = until_id is not None and core.head.id >= until_id
-        """Whether the end that was set is reached; never reset."""
+        """True if the end that was set is reached; never reset."""
 
     @property
     def state(self) -> State:
-        """What the receiver is doing."""
+        """The state of the receiver."""
         return self._core.state
 
-    def begin(self, standing: Standing) -> None:
+    def begin(self, standing: ChainPosition) -> None:
         """Take the first reading of our own place. Raises HaltError."""
         self.watch.note(standing, self._core.head.id)
         decision = self._core.judge_standing(standing, "start")
@@ -447,11 +443,15 @@ class ReceiveLoop:
             run = self._next_frame()
         else:
             run = await self._waits.outcome(self._work)
-        return None if run is None else self._hand_out(run)
+        if run is not None:
+            self.is_over = self.is_over or self._is_last
+            self._handed_ns = self._last_run_ns = self._clock.monotonic_ns()
+            self.watch.lag.deliver(run.last_id, len(run.events))
+        return run
 
     @property
     def _has_frame(self) -> bool:
-        """Whether a frame can be judged now, without waiting for anything."""
+        """True if a frame can be judged now, without waiting for anything."""
         return not (
             self._live.is_empty
             or self._live.has_question
@@ -517,14 +517,6 @@ class ReceiveLoop:
         await self.watch.close()
         await self.filling.close()
         return found
-
-    # -- handing out ---------------------------------------------------------------------------
-
-    def _hand_out(self, run: Run) -> Run:
-        self.is_over = self.is_over or self._is_last
-        self._handed_ns = self._last_run_ns = self._clock.monotonic_ns()
-        self.watch.lag.deliver(run.last_id, len(run.events))
-        return run
 
     def _reaches_end(self, run: Run) -> bool:
         return self._until_id is not None and run.last_id >= self._until_id

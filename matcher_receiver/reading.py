@@ -1,4 +1,4 @@
-"""What asks the database: the look at the chain's head, the lag, and the fill of a gap."""
+"""Reads of the database: polling the head, measuring lag, filling gaps."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from chain_kernel.clock import Clock
-    from chain_kernel.model import Cause, Event, Mark, Outcome, Run, Standing
+    from chain_kernel.model import Cause, ChainPosition, Event, Mark, Outcome, Run
     from chain_kernel.ports import FrameSource, GapSource
     from chain_kernel.tracing import Tracing
     from matcher_receiver.cancellable_wait import CancellableWait
     from matcher_receiver.config import ReceiverTuning
     from matcher_receiver.core import ReceiveCore
-    from matcher_receiver.decisions import StandingDecision
+    from matcher_receiver.decisions import PositionDecision
     from matcher_receiver.stats import GapLedger, ReceiverCounters
 
 
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReceiverParts(NamedTuple):
-    """What those who read, and those who listen, share."""
+    """The parts that reading and listening share."""
 
     tuning: ReceiverTuning
     core: ReceiveCore
@@ -75,7 +75,7 @@ class Lag:
 
     @property
     def ids(self) -> int:
-        """How many ids `head_seen` is above the last delivered id; rows may be fewer: ids skip."""
+        """Number of ids from the last delivered id to `head_seen`; rows may be fewer: ids skip."""
         return self.head_seen - self._delivered_id
 
     @property
@@ -85,7 +85,7 @@ class Lag:
 
     @property
     def must_count(self) -> bool:
-        """Whether it is not known how many rows are left, though some are."""
+        """True if it is not known how many rows are left, though some are."""
         return self.ids > 0 and not self._rows
 
     def count(self, rows: int | None) -> None:
@@ -94,7 +94,7 @@ class Lag:
 
     @property
     def seconds(self) -> float:
-        """How long undelivered rows have been known; 0 when all are delivered."""
+        """Time for which undelivered rows have been known; 0 when all are delivered."""
         since = [sight[1] for sight in (*list(self._sights)[:1], self._named) if sight is not None]
         return (self._clock.monotonic_ns() - min(since)) / SECOND_NS if since else 0.0
 
@@ -163,7 +163,7 @@ async def compare_last_batch(
 _COUNT_SECONDS: Final = 1.0
 
 CONFIRM_SECONDS: Final = 0.1
-"""How long live frames wait for the database to name a leader: as long as it usually takes, and
+"""Time that live frames wait for the database to name a leader: as long as it usually takes, and
 more. A database that is silent must not hold them up."""
 
 
@@ -184,31 +184,30 @@ class HeadWatch:
         self._prove_at_ns = self._last_use_ns + int(parts.tuning.prove_seconds * SECOND_NS)
         self._proving: asyncio.Task[None] | None = None
         self.is_contradicted = False
-        """Whether the database has denied a place that we have passed: see `answer_denial`."""
+        """True if the database has denied a place that we have passed: see `answer_denial`."""
         self.patience = parts.tuning.poll_after_seconds
-        """How long to wait for records before a look at the head."""
+        """Time to wait for records before a look at the head."""
         self._count_at_ns = 0
         self.lag = Lag(clock, core.head.id)
-        """How far the database is ahead of what was delivered."""
+        """The lag: how far the database is ahead of what was delivered."""
         self.source_name = "primary"
-        """What answered last: `primary` or `standby`."""
+        """The server that answered last: `primary` or `standby`."""
         self._outage = SummedLog(_log, logging.WARNING)
 
     # -- when to look --------------------------------------------------------------------------
 
     @property
     def is_due(self) -> bool:
-        """Whether nothing useful has come for long, whatever else has come."""
+        """True if nothing useful has come for long, whatever else has come."""
         idle_ns = self._clock.monotonic_ns() - self._last_use_ns
         return idle_ns > self._tuning.poll_after_seconds * SECOND_NS
 
     @property
     def is_wary(self) -> bool:
-        """Whether a frame has just reported a row that the database does not have."""
+        """True if a frame has just reported a row that the database does not have."""
         return self._is_recent(self._last_phantom_ns)
 
     def _is_recent(self, at_ns: int | None) -> bool:
-        """Return whether `at_ns` is less than `check_seconds` ago."""
         if at_ns is None:
             return False
         return self._clock.monotonic_ns() - at_ns < self._tuning.check_seconds * SECOND_NS
@@ -222,7 +221,12 @@ class HeadWatch:
         self._last_use_ns = now = self._clock.monotonic_ns()
         self.patience = self._tuning.poll_after_seconds
         if now >= self._prove_at_ns:
-            self._begin_proof(now)
+            # The database confirms our place while live frames continue: frames alone would never
+            # move the seal that a checkpoint holds, and a restart would compare a place of days
+            # ago. Nothing waits for the answer, so a database that hangs delays nothing.
+            self._prove_at_ns = now + int(self._tuning.prove_seconds * SECOND_NS)
+            if not self._core.is_proven:
+                self._ask_beside()
 
     def note_look(self) -> None:
         """The database has just been read, for whatever reason."""
@@ -238,14 +242,14 @@ class HeadWatch:
 
     # -- looking -------------------------------------------------------------------------------
 
-    async def poll(self) -> StandingDecision | None:
+    async def poll(self) -> PositionDecision | None:
         """Look at the head, since Kafka says nothing; see `ask`."""
         self.note_look()
         return await self.ask("poll")
 
     @property
     def is_asking(self) -> bool:
-        """Whether the database is asked beside, and has not answered yet."""
+        """True if the database is asked beside, and has not answered yet."""
         return self._proving is not None and not self._proving.done()
 
     async def confirm(self) -> None:
@@ -259,14 +263,14 @@ class HeadWatch:
             if self._proving is not None:
                 await asyncio.wait([self._proving], timeout=CONFIRM_SECONDS)
 
-    async def check(self) -> StandingDecision | None:
+    async def check(self) -> PositionDecision | None:
         """Look at the head because of a frame; also None when it was looked at just now."""
         if self._is_recent(self._last_check_ns):
             return None
         self._last_check_ns = self._clock.monotonic_ns()
         return await self.ask("frame")
 
-    async def ask(self, cause: Cause) -> StandingDecision | None:
+    async def ask(self, cause: Cause) -> PositionDecision | None:
         """Read the standing of our own head; compare if it requires that. Raises HaltError.
 
         Returns None when the database is away. It does not wait: live frames of known publishers
@@ -295,7 +299,7 @@ class HeadWatch:
             if not self.is_contradicted:
                 self._waits.succeeded()
 
-    async def _ask(self, cause: Cause) -> StandingDecision:
+    async def _ask(self, cause: Cause) -> PositionDecision:
         """Read and judge the standing of our own head; see `ask`. Also raises what AWAY names."""
         core = self._core
         standing = await self.read(core.head.id, core.head.batch_last_id)
@@ -309,7 +313,7 @@ class HeadWatch:
         self.is_contradicted &= is_open
         return decision
 
-    async def read(self, at_id: int, batch_id: int | None = None) -> Standing:
+    async def read(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
         """Read the standing at a row. Raises as `chain_kernel.ports.GapSource.standing`."""
         self._counters.reads += 1
         try:
@@ -331,7 +335,7 @@ class HeadWatch:
             at_id = self._core.head.id
             self.note(await self._gap_source.standing(at_id), at_id)
 
-    def note(self, standing: Standing, at_id: int) -> None:
+    def note(self, standing: ChainPosition, at_id: int) -> None:
         """Remember what a reading at `at_id` shows."""
         self.source_name = "primary" if standing.is_primary else "standby"
         self.lag.see(standing.head.last_id)
@@ -339,16 +343,6 @@ class HeadWatch:
             self.lag.count(standing.rows_ahead)
 
     # -- proving -------------------------------------------------------------------------------
-
-    def _begin_proof(self, now: int) -> None:
-        """Ask the database to confirm our place, while live frames continue.
-
-        Frames alone would never move the seal that a checkpoint holds, and a restart would compare
-        a place of days ago. Nothing waits for the answer, so a database that hangs delays nothing.
-        """
-        self._prove_at_ns = now + int(self._tuning.prove_seconds * SECOND_NS)
-        if not self._core.is_proven:
-            self._ask_beside()
 
     def _ask_beside(self) -> None:
         if not self.is_asking:
@@ -396,7 +390,7 @@ class OpenFill:
         self._rows = 0
         self._source = ""
         self.head_after_loss: int | None = None
-        """Where the chain ended when a failover had lost the end of a fill; None: it has not."""
+        """The chain's end when a failover had lost the end of a fill; None: it has not."""
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -441,7 +435,7 @@ class OpenFill:
         self._found_at_ns, self._began_ns = clock.wall_ns(), clock.monotonic_ns()
         self._rows, self._source, self._has_failed = 0, "", False
 
-    def open_if_behind(self, decision: StandingDecision | None) -> bool:
+    def open_if_behind(self, decision: PositionDecision | None) -> bool:
         """Open a fill if the database has more than was delivered; return whether it has."""
         if not isinstance(decision, Fill):
             return False
@@ -542,17 +536,14 @@ class OpenFill:
         self._waits.succeeded()
         self._patience.reset()
         self._source = run.source
-        self._count(len(run.events))
+        self._rows += len(run.events)
+        if core.fill_cause == "start":
+            self._counters.rows_caught_up += len(run.events)
+        else:
+            self._counters.rows_filled += len(run.events)
         if not core.is_filling:
             self._end()
         return accepted
-
-    def _count(self, rows: int) -> None:
-        self._rows += rows
-        if self._core.fill_cause == "start":
-            self._counters.rows_caught_up += rows
-        else:
-            self._counters.rows_filled += rows
 
     def _end(self) -> None:
         self._watch.note_look()

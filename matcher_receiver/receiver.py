@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from chain_kernel.clock import Clock
-    from chain_kernel.model import ChainHead, Mark, Run, Snapshot, Standing
+    from chain_kernel.model import ChainHead, ChainPosition, Mark, Run, Snapshot
     from chain_kernel.monitoring import LagLimits, Sample
     from chain_kernel.ports import (
         CheckpointStore,
@@ -87,7 +87,7 @@ class Start(NamedTuple):
     """A place to begin at, and what the database says about it."""
 
     mark: Mark
-    standing: Standing
+    standing: ChainPosition
 
 
 async def find_start(source: GapSource, own: Mark | None, start_at: StartAt) -> Start:
@@ -119,7 +119,8 @@ FIRST_RETRY_SECONDS: Final = 0.05
 
 
 _HALT_SECONDS: Final = 5.0
-"""How long a close tries to store a halt that is not stored yet: about as long as a close takes."""
+"""Time that a close tries to store a halt that is not stored yet: about as long as a close
+takes."""
 
 
 def stats_of(
@@ -161,10 +162,13 @@ class Receiver:
     cancellation, which loses nothing: what is being read continues, and is delivered at the next
     call. `stop` takes effect at once, whatever is awaited. Leaving the `async with` takes as long
     as the slowest of the closes (their deadlines are 2 to 6 s by default), and is finished even
-    when it is cancelled. The parts must be of the chain and, if they have a name, of the name that
-    `config` names: SettingError at the start if one is not. It raises HaltError when the primary
-    contradicts what was delivered (and again at every further call), RowsMissing or RowsArchived
-    when rows cannot be read. It waits for a broker or a database that is away.
+    when it is cancelled. It waits for a broker or a database that is away.
+
+    Raises:
+        SettingError: a part is of another chain or name than `config`; at the start.
+        HaltError: the primary contradicts what was delivered; again at every further call.
+        RowsMissing: the primary lacks rows.
+        RowsArchived: the rows are in the archive alone.
     """
 
     def __init__(
@@ -271,7 +275,7 @@ class Receiver:
         self.snapshot = await self._snapshots.newest()
         return None if self.snapshot is None else self.snapshot.mark
 
-    async def _begin(self, start: Mark, standing: Standing, stored: Mark | None) -> None:
+    async def _begin(self, start: Mark, standing: ChainPosition, stored: Mark | None) -> None:
         self.head_at_start = standing.head.last_id
         database_id = None if self._checkpoints is None else self._checkpoints.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
@@ -287,21 +291,18 @@ class Receiver:
             self._clock,
             self._tracing,
         )
+        until = self._config.until
         self._receive_loop = ReceiveLoop(
             parts,
-            until_id=self._until_id(),
+            until_id=self.head_at_start if until == "head" else until,
             idle_seconds=self._config.idle_seconds,
-            is_until_head=self._config.until == "head",
+            is_until_head=until == "head",
         )
         try:
             self._receive_loop.begin(standing)
         except HaltError as error:
             await self._halt(core, error)
         self._log_state(core.state)
-
-    def _until_id(self) -> int | None:
-        until = self._config.until
-        return self.head_at_start if until == "head" else until
 
     async def _close(self) -> None:
         self._end_waits(StoppedError(f"{self._label}: closed"), after_id=0)
@@ -333,8 +334,11 @@ class Receiver:
     def stop(self) -> None:
         """End the iteration: at once when it waits, else after the run that is being worked on.
 
-        Raises SettingError, as every other call, in another event loop or thread than the one that
-        opened it: `loop.call_soon_threadsafe(receiver.stop)`.
+        From another thread: `loop.call_soon_threadsafe(receiver.stop)`.
+
+        Raises:
+            SettingError: called, as every other call, in another event loop or thread than the one
+                that opened it.
         """
         self._home.check()
         self._waits.stop()
@@ -343,7 +347,7 @@ class Receiver:
 
     @property
     def state(self) -> State:
-        """What the receiver is doing."""
+        """The state of the receiver."""
         return self._running(self._core).state
 
     @property
@@ -363,7 +367,7 @@ class Receiver:
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant, none before the start; see `monitoring.Monitor`."""
+        """Yield the metrics at this instant, for a `Monitor`; none before the start."""
         if self._receive_loop is None:
             return
         stats = self.stats()
@@ -390,16 +394,22 @@ class Receiver:
     async def checkpoint(self, run: Run, connection: object | None = None) -> None:
         """Store that everything up to the end of `run` has been processed.
 
-        One call may cover all runs since the last one; a run that this receiver has not delivered
-        is refused with SettingError. With `connection`, the caller's own inside its transaction,
-        effect and checkpoint are committed or rolled back together; after a rollback, call again
-        with the same run, or with the first of those that it covered. A store that keeps no place
-        only reports it. A run that an earlier call has covered is left alone; with a `connection`
-        it is refused, since its effect has been committed before.
-        Raises SettingError for a `connection` outside of a transaction.
-        Raises CheckpointLost when another receiver has moved the checkpoint, or an effect would be
-        committed twice: roll back and stop.
-        Raises RetryError when it is not known whether it was stored: call again.
+        One call may cover all runs since the last one. After a rollback, call again with the same
+        run, or with the first of those that it covered. A store that keeps no place only reports
+        it. A run that an earlier call has covered is left alone; with a `connection` it is refused,
+        since its effect has been committed before.
+
+        Args:
+            run: one that this receiver has delivered.
+            connection: the caller's own, inside its transaction: effect and checkpoint are
+                committed or rolled back together.
+
+        Raises:
+            SettingError: the run was not delivered here, or `connection` is outside of a
+                transaction.
+            CheckpointLost: another receiver has moved the checkpoint, or an effect would be
+                committed twice: roll back and stop.
+            RetryError: it is not known whether it was stored: call again.
         """
         self._home.check()
         await self._running(self._place).save(run, connection)
@@ -410,9 +420,13 @@ class Receiver:
         The callback form of the iteration. A handler that calls `checkpoint` with its own
         connection has stored it already. Otherwise effect and checkpoint are two steps: a run is
         handed over again after a crash between them, so the handler must tolerate repeats. What the
-        handler raises is raised here, and the next call of `run` begins with the same run.
-        Raises what the iteration and `checkpoint` raise, and NotAsync for a handler that is no
-        async function; it waits for a database that is away.
+        handler raises is raised here, and the next call of `run` begins with the same run. It waits
+        for a database that is away.
+
+        Raises:
+            NotAsync: the handler is no async function.
+            CheckpointLost: another receiver has moved the checkpoint.
+            OrderchainError: one of the errors of the iteration.
         """
         check_handler(handler)
         while not self._waits.is_stopping:
@@ -452,7 +466,8 @@ class Receiver:
             await self._halt(core, core.halted_by)
         try:
             # What was found while no caller waited is raised even if `stop` was called since.
-            while not (receive_loop.is_over or self._is_stopped()):
+            waits = self._waits
+            while not (receive_loop.is_over or (waits.is_stopping and not waits.is_busy)):
                 run = await receive_loop.step()
                 self._log_state(core.state)
                 if run is not None:
@@ -477,14 +492,14 @@ class Receiver:
         committed. Without a store, a row is processed if it was delivered before the run
         that is now requested. Rows before the place at which the receiver began count as processed.
         There is no deadline: for an id that no row has, this waits until a later row comes.
-        Raises HaltError when the receiver halts, StoppedError when it ends before `row_id` or is
-        closed; SettingError before the start.
+
+        Raises:
+            HaltError: the receiver halts.
+            StoppedError: it ends before `row_id`, or is closed.
+            SettingError: it was not started.
         """
         self._home.check()
         await self._running(self._place).worked_off.until(row_id)
-
-    def _is_stopped(self) -> bool:
-        return self._waits.is_stopping and not self._waits.is_busy
 
     def _end_waits(self, error: Exception, after_id: int | None = None) -> None:
         """Answer those who wait for what will no longer be processed."""
@@ -496,7 +511,6 @@ class Receiver:
 
     @property
     def _label(self) -> str:
-        """The receiver as errors name it."""
         return f"chain {self._config.chain_id}: receiver {self._name!r}"
 
     @property

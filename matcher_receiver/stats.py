@@ -1,4 +1,4 @@
-"""What a receiver has done so far, as a value, and the last gaps that it met."""
+"""Counts of a receiver, as a value, and the last gaps that it met."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ReceiverCounters:
-    """What a receiver has done since its start."""
+    """Counts of a receiver since its start."""
 
     records: int = counter_field("Kafka records looked at.")
     heartbeats: int = counter_field("Heartbeats received.")
@@ -47,7 +47,7 @@ class ReceiverCounters:
     """Rows delivered from the database at the start."""
     fill_seconds: float = counter_field("Time spent waiting for orders from the database.")
     source: str = ""
-    """Where the last run came from: `kafka`, `primary` or `standby`; empty before the first."""
+    """The source of the last run: `kafka`, `primary` or `standby`; empty before the first."""
     reads: int = counter_field("Readings of the database's head.")
     database_retries: int = counter_field("Readings and fills that failed and were retried.")
     broker_failures: int = counter_field("Times that the broker could not be reached.")
@@ -120,7 +120,7 @@ METRICS: Final = (
        "Frames dropped for another reason; mac, nonce and phantom are forged ones.",
        lambda stats: {**_NO_FORGERY, **stats.dropped}, "reason"),
 )  # fmt: skip
-"""What a receiver exports, with the labels `chain` and `name`."""
+"""Metrics of a receiver, with the labels `chain` and `name`."""
 
 
 class GapLedger:
@@ -144,7 +144,7 @@ class GapLedger:
         self.count = 0
         """Gaps ever filled, including those that were dropped."""
         self.durations = Buckets()
-        """How long they took."""
+        """Durations of fills."""
 
     def add(self, gap: Gap) -> None:
         """Append `gap`; it replaces an earlier entry for the same place."""

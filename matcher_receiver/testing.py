@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from chain_kernel.model import Mark, Run
     from chain_kernel.ports import CheckpointStore, FrameSource, GapSource, SnapshotStore
-    from chain_kernel.seal import Batch
     from chain_kernel.testing.memory_sql import AnswerTo, MemoryConnection
 
     Service = Callable[[Receiver], Awaitable[object]]
@@ -72,7 +71,7 @@ _NOT_THE_SERVICE: Final = {"chain_kernel", "matcher_receiver", *sys.stdlib_modul
 
 
 class Kill(NamedTuple):
-    """Where a service was killed."""
+    """The point at which a service was killed."""
 
     where: str
     """The line of its own at which it waited, such as `service.py:24 in apply`."""
@@ -165,7 +164,8 @@ def _where(work: object) -> str:
 
 
 class MemoryChain:
-    """What a sequencer would commit and publish, and the ports by which a receiver reads it.
+    """A chain as a sequencer would commit and publish it, and the ports by which a receiver reads
+    it.
 
     `dial` sets which share of frames is lost, repeated, held back or broken between broker and
     receiver; it may be turned at any time. The same seed draws the same faults. `close` ends what
@@ -184,7 +184,7 @@ class MemoryChain:
         self._frame_key = self._chain.begin_term(self._database.draw_nonce()).frame_key
         self._log = MemoryLog()
         self.is_database_away = False
-        """Whether the database does not answer; may be set."""
+        """True if the database does not answer; may be set."""
         self._tables = SqlDatabase(self._random)
         # One order of callbacks, so that each life repeats the one before it, up to its end.
         self._time = VirtualTime()
@@ -213,7 +213,10 @@ class MemoryChain:
         self._chain.store(batch, before, ())
         self.committed += events
         if publish:
-            self._log.append(self._frames(batch))
+            slices = slices_of(batch, SLICE_ROWS, publisher_nonce=self._chain.nonce)
+            self._log.append(
+                [encode_frame(header, rows, self._frame_key) for header, rows in slices]
+            )
         return events
 
     def heartbeat(self) -> None:
@@ -230,7 +233,7 @@ class MemoryChain:
 
     @property
     def is_broker_away(self) -> bool:
-        """Whether the broker does not answer; may be set."""
+        """True if the broker does not answer; may be set."""
         return self._log.is_away
 
     @is_broker_away.setter
@@ -258,7 +261,7 @@ class MemoryChain:
 
     @property
     def tables(self) -> dict[str, Any]:
-        """What has committed of the service's own tables: fill it before, compare it after."""
+        """The service's own tables, as committed: fill them before, compare them after."""
         return self._tables.tables
 
     def answer(self, statement: str, function: AnswerTo) -> None:
@@ -362,9 +365,3 @@ class MemoryChain:
         if self.is_database_away:
             raise RetryError("the database is away")
         return await work()
-
-    def _frames(self, batch: Batch) -> list[bytes]:
-        return [
-            encode_frame(header, events, self._frame_key)
-            for header, events in slices_of(batch, SLICE_ROWS, publisher_nonce=self._chain.nonce)
-        ]

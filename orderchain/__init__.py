@@ -108,7 +108,7 @@ __version__: str
 """The version of the installed distribution; `unknown` for a checkout without one."""
 
 __all__: list[str]
-"""What can be imported here: made when it is asked for, by `__getattr__`."""
+"""Names that can be imported here: made when they are asked for, by `__getattr__`."""
 
 
 def __dir__() -> list[str]:

@@ -46,8 +46,10 @@ def open_receiver(
     `gap_databases`; the frames from `kafka` and the topic that the chain's row names; and from
     `database` what keeps the checkpoint, or reports a place that is kept elsewhere. Parts that are
     passed in must have the same chain and name, which the receiver checks at its start, and are
-    closed with it. Nothing is connected before the receiver is entered. Raises SettingError where
-    `config` lacks what a part needs.
+    closed with it. Nothing is connected before the receiver is entered.
+
+    Raises:
+        SettingError: `config` lacks what a part needs.
     """
     if config.tuning.calm_collector:
         calm_collector()
@@ -55,7 +57,9 @@ def open_receiver(
         checkpoints = _checkpoints(config, keeps_snapshots=snapshots is not None)
     source = gap_source or _gap_source(config)
     if frames is None:
-        frames = _frames(config, source)
+        if config.kafka is None:
+            raise SettingError("kafka", None, "host:port, or a KafkaConfig")
+        frames = ChainFrames(config, source)
     return Receiver(
         config,
         frames,
@@ -83,12 +87,6 @@ def _gap_source(config: ReceiverConfig) -> GapSource:
         close_seconds=config.tuning.close_seconds,
     )
     return PreferredSources.of_databases(reader, standbys) if standbys else GapReader(reader)
-
-
-def _frames(config: ReceiverConfig, source: GapSource) -> FrameSource:
-    if config.kafka is None:
-        raise SettingError("kafka", None, "host:port, or a KafkaConfig")
-    return ChainFrames(config, source)
 
 
 def _checkpoints(config: ReceiverConfig, *, keeps_snapshots: bool) -> CheckpointStore | None:

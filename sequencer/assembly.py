@@ -68,7 +68,16 @@ class Assembly:
         self.claims = claims
         self._places = places
         self._is_answered = False
-        self.intake = self._marks()
+        self.intake: list[IntakeMark]
+        """The intake marks to store, each with the refused orders of its entry."""
+        if places is None:
+            self.intake = [entry.intake for entry in entries if entry.intake is not None]
+        else:
+            self.intake = [
+                _with_rejects(entry, entry.intake, found)
+                for entry, found in zip(entries, places, strict=True)
+                if entry.intake is not None
+            ]
         self.batch: Batch | None = None
         self.core: SequencerCore | None = None
         self.pending: PendingCommit | None = None
@@ -122,16 +131,6 @@ class Assembly:
             if stop > start:
                 pid, start = ids[stop - 1], stop
 
-    def _marks(self) -> list[IntakeMark]:
-        """Return the intake marks to store, each with the refused orders of its entry."""
-        if self._places is None:
-            return [entry.intake for entry in self.entries if entry.intake is not None]
-        return [
-            _with_rejects(entry, entry.intake, places)
-            for entry, places in zip(self.entries, self._places, strict=True)
-            if entry.intake is not None
-        ]
-
     def fail(self, error: Exception) -> None:
         """Answer every caller that has no answer yet with `error`."""
         for entry in self.entries:
@@ -139,7 +138,6 @@ class Assembly:
 
 
 def _with_rejects(entry: Entry, mark: IntakeMark, places: Sequence[Resolution]) -> IntakeMark:
-    """Return the mark of `entry`, with its refused orders."""
     if entry.positions is None:
         return mark
     rejects = tuple(
@@ -176,7 +174,7 @@ class Assembler:
         )
 
     def is_current(self, assembly: Assembly) -> bool:
-        """Whether the ids of `assembly` are valid, and others may follow: its epoch is the last."""
+        """True if the ids of `assembly` are valid, and others may follow: its epoch is the last."""
         return assembly.core is self._core
 
     def assemble(self, entries: Sequence[Entry], beside: Assembly | None = None) -> Assembly | None:

@@ -53,7 +53,7 @@ _RETRY_SECONDS_MAX: Final = 2.0
 
 
 _FENCED_LOOK_SECONDS: Final = 2.0
-"""How long callers wait at most for the name of the process that fenced this one."""
+"""The longest time that callers wait for the name of the process that fenced this one."""
 
 
 class _NotSent:
@@ -193,7 +193,6 @@ class Committer:
         return assembly
 
     async def _rows_with(self, keys: Sequence[str]) -> Mapping[str, Event]:
-        """Return the rows of `keys`; see `KeyKeeper.rows_with`."""
         try:
             return await self._keys.rows_with(keys)
         except (RetryError, ConnectError):
@@ -229,7 +228,7 @@ class Committer:
             raise failure
 
     def _work_beside(self, current: Assembly, batcher: Batcher) -> None:
-        """Do what can be done while the server commits `current`; nothing waits for it then.
+        """Overlap with the commit of `current`: answer callers, publish, assemble the next batch.
 
         Keep the error instead of raising it: `current` must finish first, and the call that fills
         a batch did nothing wrong.
@@ -329,7 +328,6 @@ class Committer:
         batch: Batch,
         error: BaseException | None = None,
     ) -> Context:
-        """Make the span of a commit that has ended; return its trace."""
         ended_ns = self._clock.wall_ns()
         duration_ns = self._clock.monotonic_ns() - assembly.began_ns
         return tracing.committed(batch, ended_ns - duration_ns, ended_ns, error)
@@ -393,17 +391,13 @@ class Committer:
     async def _outcome(self, assembly: Assembly) -> None:
         """Wait for the outcome of `assembly`. It is `pending` until then, and others may follow."""
         try:
-            if assembly.pending is None:
-                await self._move_intake(assembly)
-            else:
+            if assembly.pending is not None:
                 await assembly.pending.outcome()
+            elif assembly.intake or not all(entry.orders for entry in assembly.entries):
+                # An entry without orders asks whether we lead, over a connection that works.
+                await self._store.move_intake(assembly.intake)
         finally:
             assembly.pending = None
-
-    async def _move_intake(self, assembly: Assembly) -> None:
-        # An entry without orders asks whether we lead, over a connection that works.
-        if assembly.intake or not all(entry.orders for entry in assembly.entries):
-            await self._store.move_intake(assembly.intake)
 
     async def _is_found(
         self, assembly: Assembly, batch: Batch, unknown: UnknownOutcome, deadline_ns: int

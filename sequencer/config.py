@@ -25,12 +25,12 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class SequencerTuning(Config, frozen=True, kw_only=True):
-    """How a sequencer batches and waits. The defaults suit orders of 100 to 1,000 bytes."""
+    """Batching and waiting of a sequencer. The defaults suit orders of 100 to 1,000 bytes."""
 
     batch_rows_max: Annotated[int, Meta(ge=1, le=BATCH_ROWS_MAX)] = 5_000
     """Rows per commit. More rows raise the rate a little, and the wait of the first row a lot."""
     linger_seconds: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """How long the first order of a batch waits for others, unless the batch is full earlier.
+    """Time that the first order of a batch waits for others, unless the batch is full earlier.
 
     Counted from its submission, so it adds nothing once commits take longer. 0: no wait. A few
     milliseconds reduce the number of commits if many small ones load the machine.
@@ -43,7 +43,7 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
     """Bytes per record. Frames are smaller if the topic's `max.message.bytes` is lower. A batch
     with a row that fits into no frame is not published, and recorded as skipped."""
     submit_within_seconds: Seconds | None = None
-    """How long an order may wait until a commit begins for it; after that it is refused with Busy,
+    """Time that an order may wait until a commit begins for it; after that it is refused with Busy,
     before it has an id. None: as long as it takes. A call may give its own; an intake waits."""
     publish_interval_seconds: Annotated[float, Meta(ge=0, le=1)] = 0.004
     """While batches are full, frames are sent at most once per interval, unless a MiB of them
@@ -53,7 +53,7 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
     """Bytes of committed rows that may wait for the broker; with more, the next commit waits.
     Batches that are then on their way to the database, two at most, may exceed this."""
     publish_wait_seconds: Seconds = 5.0
-    """How long a commit waits, with the queue full, for the next acknowledgement of the broker.
+    """Time that a commit waits, with the queue full, for the next acknowledgement of the broker.
     While acknowledgements come, however slowly, the wait continues. After this time the queue is
     dropped: the receivers read those rows from the database, and the publisher continues at the
     head. If the broker was already silent for this long, the commit does not wait at all."""
@@ -63,27 +63,28 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
     """Idle time before the head is published again. It bounds how long the loss of the last frame
     stays unnoticed."""
     kafka_away_seconds: Seconds = 10.0
-    """How long the broker must give no answer before it counts as away. With a value below
+    """Time without an answer after which the broker counts as away. With a value below
     `heartbeat_seconds` and the time of a slow send, orders are refused while nothing is wrong."""
     kafka_at_start: Literal["required", "optional"] = "required"
-    """Whether the first leader of a chain needs broker and topic, so that a wrong address is found
-    at once. A chain that was led before is led without them: they are checked once they are there,
-    and the rows that were committed without them are published then."""
+    """The need for broker and topic at the start of a chain's first leader, so that a wrong address
+    is found at once. A chain that was led before is led without them: they are checked once they
+    are there, and the rows that were committed without them are published then."""
     connect_seconds: Seconds = 10.0
     lease_seconds: Seconds = 5.0
-    """How long the leader's counter must not change, by a standby's own clock, before the standby
-    takes over. It decides only who tries; a leader that was only slow is fenced, not duplicated."""
+    """Time without a change of the leader's counter, by a standby's own clock, after which the
+    standby takes over. It decides only who tries; a leader that was only slow is fenced, not
+    duplicated."""
     commit_seconds: Annotated[float, Meta(gt=0, le=COMMIT_SECONDS_MAX)] = 4.0
     """Deadline of one commit, below `lease_seconds`; after it the connection is given up and the
     outcome is read back, before a standby tries."""
     publish_seconds: Seconds = 10.0
     """Deadline of one send; after it the producer is discarded and the frames are sent again."""
     recover_seconds: Seconds = 60.0
-    """How long to retry while the database is away, before the callers get an error."""
+    """Time to retry while the database is away, before the callers get an error."""
     stop_seconds: Seconds = 15.0
     """Deadline of a graceful stop: for commits and publishing alike."""
     calm_collector: bool = True
-    """Whether the garbage collector of this process is made to run rarely, since its passes pause
+    """True if the garbage collector of this process is made to run rarely, since its passes pause
     every order, and freed memory is kept. Set it to False where the process tunes both itself."""
     takeover_skip_ids: Annotated[int, Meta(ge=0, le=2**40)] = 100_000
     """Ids skipped at a take-over, in addition to those for the time since the last commit (2^29 per
@@ -101,7 +102,7 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
 
 
 class SequencerConfig(Config, frozen=True, kw_only=True):
-    """What a sequencer of one chain must know; what few need to change is in `tuning`."""
+    """A sequencer of one chain: what it must know; what few need to change is in `tuning`."""
 
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     database: str | DatabaseConfig | None = None
@@ -112,7 +113,7 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`. None: the `sink`
     is passed in."""
     owner: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
-    """Who leads, as operators see it. It identifies nothing: the nonce does."""
+    """The leader's name, for operators. It identifies nothing: the nonce does."""
     standby: bool = False
     """Wait while another leader is alive, instead of giving up."""
     key_window_rows: Annotated[int, Meta(ge=0, le=10**8)] = 1_000_000
@@ -120,11 +121,12 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     bytes of memory each. For older rows, a free-form key is new again, and a client's number is too
     old. 0: keys are not compared at all."""
     id_strategy: IdStrategy = "sequential"
-    """How ids rise. With "time" an id shows the millisecond of its batch; this needs a chain whose
-    partitions span at least an hour of such ids. It may be changed at any start: ids only rise."""
+    """The way ids rise. With "time" an id shows the millisecond of its batch; this needs a chain
+    whose partitions span at least an hour of such ids. It may be changed at any start: ids only
+    rise."""
     when_kafka_is_away: Literal["continue", "refuse"] = "continue"
-    """Whether orders are accepted while the broker is away: receivers read them from the database.
-    With "refuse" every submit raises BrokerAway until the broker is back."""
+    """The answer to orders while the broker is away: "continue" accepts them, since receivers read
+    them from the database."""
     unsafe_durability: bool = False
     """Start on a database that may lose acknowledged rows. For throw-away data only."""
     tuning: SequencerTuning = SequencerTuning()
@@ -136,7 +138,7 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
 
 
 class TopicIntakeConfig(Config, frozen=True, kw_only=True):
-    """What an intake must know of the topic that it reads."""
+    """The topic that an intake reads, and how."""
 
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers of the topic, `host:port[,host:port]`. They
@@ -145,9 +147,9 @@ class TopicIntakeConfig(Config, frozen=True, kw_only=True):
     """It is part of the name of every mark, and of the keys of records without a key: under another
     name the same records are new orders."""
     start_at: StartAt = StartAt("beginning")
-    """Where to begin with a topic that was never read before. With another place than the beginning
-    the records before it never become orders of this chain. A partition that is added later is read
-    from its beginning."""
+    """The place to begin at in a topic that was never read before. With another place than the
+    beginning the records before it never become orders of this chain. A partition that is added
+    later is read from its beginning."""
     records_max: Annotated[int, Meta(ge=1, le=100_000)] = 5_000
     """Records handed over at once, at most; the sequencer's own bound applies too."""
     fetch_bytes: Annotated[int, Meta(ge=2**16, le=2**28)] = 2**20
@@ -156,7 +158,7 @@ class TopicIntakeConfig(Config, frozen=True, kw_only=True):
     request_seconds: Seconds = 10.0
     """Deadline of one request to the broker."""
     stop_seconds: Seconds = 5.0
-    """How long a stop waits for the commits of what was handed over. After it they continue in the
+    """Time that a stop waits for the commits of what was handed over. After it they continue in the
     sequencer, which has a deadline of its own."""
 
     def __post_init__(self) -> None:

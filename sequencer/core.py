@@ -116,9 +116,10 @@ _TIME_SALT_MASK: Final = 2 ** (TIME_ID_BITS - 1) - 1
 """Half the ids of a millisecond: each term begins its batches at its own offset in it."""
 
 SEEN_AHEAD_MAX: Final = 2**40
-"""How far above its own ids a leader follows frames that its database does not know. An honest life
-can be ahead by the difference of the clocks; this is half an hour of sequential ids, and a quarter
-of time-based ones. Using up all ids with forged frames takes eight million take-overs."""
+"""The distance above its own ids up to which a leader follows frames that its database does not
+know. An honest life can be ahead by the difference of the clocks; this is half an hour of
+sequential ids, and a quarter of time-based ones. Using up all ids with forged frames takes eight
+million take-overs."""
 
 
 def check_partition_ids(strategy: IdStrategy, partition_ids: int) -> None:
@@ -256,7 +257,6 @@ class SequencerCore:
         return batch
 
     def _first_id(self, row_count: int, wall_ns: int) -> int:
-        """Return the id of the next row."""
         least_id = self._last_id + 1
         if self._last_id == self._term.last_id:
             least_id = least_id_of_term(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.postgres import Record
     from chain_kernel.clock import Clock
-    from chain_kernel.model import LeaseSight, Term
+    from chain_kernel.model import LeaseState, Term
     from chain_kernel.ports import ChainStore, FrameSink, Lease
     from sequencer.config import SequencerConfig
     from sequencer.stats import SequencerCounters
@@ -62,14 +62,14 @@ class LeaseWatch:
 
     def __init__(self, lease_ns: int) -> None:
         self._lease_ns = lease_ns
-        self._seen: LeaseSight | None = None
+        self._seen: LeaseState | None = None
         self._looked_ns = 0
         self._silent_ns = 0
         self.is_led = False
-        """Whether the counter was seen to move within a term: a leader is alive. A take-over moves
+        """True if the counter was seen to move within a term: a leader is alive. A take-over moves
         it, too, and may come from a process that has ended since, such as our own last life."""
 
-    def may_take_over(self, sight: LeaseSight, now_ns: int, late_ns: int = 0) -> bool:
+    def may_take_over(self, sight: LeaseState, now_ns: int, late_ns: int = 0) -> bool:
         """Return whether the chain may be taken over, given what was seen at `now_ns`.
 
         `late_ns` is how late our own loop was meanwhile: a machine that starves us may starve the
@@ -107,7 +107,7 @@ class PostgresLease:
         self._sessions = shared or SideSessions(config, "lease")
 
     async def renew(self, term: Term, published_id: int) -> bool:
-        """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
+        """Raise the counter."""
         found = await self._sessions.renew(term, published_id)
         if found["lease_epoch"] != term.epoch:
             raise Fenced(term.chain_id, term.epoch).named_by(found["epoch"], found["owner"])
@@ -121,7 +121,7 @@ class PostgresLease:
         return bool(found["step_down"])
 
     async def release(self, term: Term, published_id: int) -> None:
-        """Hand over; see `chain_kernel.ports.Lease.release`."""
+        """Hand over."""
         held = (term.epoch, term.nonce)
         moved = await self._sessions.fetch(term, _SQL["release_lease"], *held, published_id)
         if not moved:
@@ -129,7 +129,7 @@ class PostgresLease:
         _require_published(term, moved[0], published_id)
 
     async def close(self) -> None:
-        """Close the connections; see `chain_kernel.ports.Lease.close`."""
+        """Close the connections."""
         if not self._is_shared:
             await self._sessions.close()
 
@@ -146,7 +146,7 @@ _BEATS_PER_LEASE: Final = 5
 """Beats per lease: one less than this may get lost before a leader seems dead."""
 
 _LOOKS_PER_LEASE: Final = 20
-"""How often a standby looks per lease: it takes over at most a twentieth of a lease late."""
+"""Looks of a standby per lease: it takes over at most a twentieth of a lease late."""
 
 _LOOK_SECONDS_MAX: Final = 0.5
 """A leader that hands over is followed within this time, however long the lease is."""
@@ -157,7 +157,7 @@ _LAST_RECORDS: Final = 4
 
 _LAST_RECORDS_SHARE: Final = 0.4
 _LAST_RECORDS_SECONDS_MAX: Final = 5.0
-"""How long to wait for the broker, as a share of the lease and at most: callers wait as long."""
+"""Time to wait for the broker, as a share of the lease and at most: callers wait as long."""
 
 
 _STARVED: Final = (
@@ -263,7 +263,7 @@ class Leadership:
             pause = min(self._tuning.lease_seconds / _LOOKS_PER_LEASE, _LOOK_SECONDS_MAX)
             await self._sleep(pause)
 
-    async def _check_broker(self, sight: LeaseSight) -> None:
+    async def _check_broker(self, sight: LeaseState) -> None:
         """Raise what the sink does if the first leader of a chain would have no broker, or topic.
 
         A chain that was led before goes on without them: its leader has gone on without them, too,

@@ -145,8 +145,12 @@ async def open_sequencers(
     They share connections to the database, `connections` for commits and two more, and start side
     by side. It waits until each leads or has failed, but not for standbys: `until_leading` does.
     What ends one of them, also at its start, ends no other: its `until_stopped` and its calls raise
-    it. Leaving closes all, as leaving a `Sequencer` does. Raises SettingError for configs of more
-    than one database, or with other deadlines for it; else what the first connection raises.
+    it. Leaving closes all, as leaving a `Sequencer` does.
+
+    Raises:
+        SettingError: the configs have more than one database, or other deadlines for it.
+        ConnectError: the settings cannot lead to a connection.
+        RetryError: the database does not answer.
     """
     async with SharedConnections(configs, connections) as shared:
         if configs[0].tuning.calm_collector:
@@ -202,7 +206,6 @@ def _checked(configs: Sequence[SequencerConfig], connections: int) -> SequencerC
 
 
 def _of_connections(config: SequencerConfig) -> dict[str, object]:
-    """Return what connections are made of, by the names of the settings."""
     return {
         "database": DatabaseConfig.of(config.database),
         "unsafe_durability": config.unsafe_durability,

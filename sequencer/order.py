@@ -96,7 +96,6 @@ def check_order(order: Order) -> int:
 
 
 def _check_key(key: str) -> int:
-    """Return the size of a key in bytes. Raises OrderError."""
     if type(key) is not str:
         raise OrderError("key", type(key).__name__, "str")
     try:
@@ -250,13 +249,10 @@ def _checked(keys: list[str], payloads: list[bytes], times: list[int | None]) ->
         or set(map(type, payloads)) != {bytes}
     ):
         raise ValueError("a bad key or payload")
-    size = len(text.encode()) + _total(payload_sizes, payloads)
+    size = len(text.encode()) + (
+        max(payload_sizes) * len(payloads) if len(payload_sizes) == 1 else sum(map(len, payloads))
+    )
     return OrderColumns(keys, payloads, _packed(times), size)
-
-
-def _total(sizes: set[int], payloads: Sequence[bytes]) -> int:
-    """Return the bytes of all payloads, which have these sizes."""
-    return max(sizes) * len(payloads) if len(sizes) == 1 else sum(map(len, payloads))
 
 
 def _packed(times: list[int | None]) -> array[int] | list[int | None]:

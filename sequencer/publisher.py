@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _ROW_OVERHEAD_BYTES: Final = 64
-"""What the body adds to key and payload of its only row: at most 46 bytes of MessagePack."""
+"""Bytes that the body adds to key and payload of its only row: at most 46 of MessagePack."""
 
 
 _MOMENTS: Final = 16
@@ -187,9 +187,9 @@ class Publisher:
         # When the oldest unanswered send began; None when the broker answers.
         self._unanswered_since_ns: int | None = None
         self.refusal = ""
-        """Why the last send failed; empty when the broker answers."""
+        """The reason why the last send failed; empty when the broker answers."""
         self._acknowledged_ns = 0
-        """When the broker last acknowledged something of the queue."""
+        """Time at which the broker last acknowledged something of the queue."""
         self._queue: deque[Batch] = deque()
         # When each batch of the queue was offered.
         self._offered_ns: deque[int] = deque()
@@ -215,19 +215,19 @@ class Publisher:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next commit has to wait; see `room`."""
+        """True if the next commit has to wait in `room`."""
         return self._queue_bytes > self._tuning.publish_queue_bytes_max
 
     @property
     def away_seconds(self) -> float:
-        """How long the broker has not answered a send; 0 when it answers."""
+        """Time for which the broker has not answered a send; 0 when it answers."""
         if self._unanswered_since_ns is None:
             return 0.0
         return (self._clock.monotonic_ns() - self._unanswered_since_ns) / 1e9
 
     @property
     def unpublished_seconds(self) -> float:
-        """How long the oldest batch has waited for the broker; 0 when none waits."""
+        """Time for which the oldest batch has waited for the broker; 0 when none waits."""
         if self._offered_ns:
             return (self._clock.monotonic_ns() - self._offered_ns[0]) / 1e9
         return 0.0 if self._forgotten_until is None else self.away_seconds
@@ -274,15 +274,12 @@ class Publisher:
                 if idle >= self._tuning.publish_wait_seconds:
                     self.forget(self._head_id)
                     return
-                await self._wait_for_move(self._tuning.publish_wait_seconds - idle)
+                self._has_moved.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._tuning.publish_wait_seconds - idle):
+                        await self._has_moved.wait()
         finally:
             self._counters.publish_wait_seconds += (self._clock.monotonic_ns() - began_ns) / 1e9
-
-    async def _wait_for_move(self, seconds: float) -> None:
-        self._has_moved.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._has_moved.wait()
 
     def forget(self, until_id: int) -> None:
         """Drop the queue, whose last row is `until_id`: those rows will never be published."""
@@ -362,7 +359,9 @@ class Publisher:
             await self._publish_front(skip)
         else:
             self._idle.set()
-            await self._wait_or_beat()
+            now = self._clock.monotonic_ns() / 1e9
+            if not await self._wait(seconds_to_beat(now, self._tuning.heartbeat_seconds)):
+                await self._beat()
 
     def _seconds_to_wait(self) -> float:
         """Return how long the frames of the next commits may still join those that wait."""
@@ -448,12 +447,6 @@ class Publisher:
             self.published_id = until_id
         if self._forgotten_until == until_id:
             self._forgotten_until = None
-
-    async def _wait_or_beat(self) -> None:
-        """Wait for work; publish the head if none comes within `heartbeat_seconds`."""
-        now = self._clock.monotonic_ns() / 1e9
-        if not await self._wait(seconds_to_beat(now, self._tuning.heartbeat_seconds)):
-            await self._beat()
 
     async def _wait(self, seconds: float) -> bool:
         """Wait for a batch that is to be sent at once; return whether one has come."""

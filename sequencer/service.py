@@ -208,7 +208,7 @@ class Sequencer:
 
     @property
     def is_standby(self) -> bool:
-        """Whether it waited, or would have, while another process led: see `SequencerConfig`."""
+        """True if it waits while another process leads, as its config says."""
         return self._config.standby
 
     @property
@@ -231,14 +231,27 @@ class Sequencer:
     ) -> Ack:
         """Return the order's id and pid once it is committed; the first one's for a repeated key.
 
-        Waits for room while the queue is full. If no commit begins for the order `within` seconds,
-        by default those of `submit_within_seconds`, raises Busy: then it has no id, and never gets
-        one. If cancelled after it was queued, the order is committed anyway. Raises OrderError,
-        with KeyConflict, KeyTooOld and NumberOutOfOrder for the key; Fenced, SteppedDown,
-        UnknownOutcome or RetryError when it had to stop, or whatever else ended it, such as
-        DurabilityError and ClockError; BrokerAway if `when_kafka_is_away` says so; StoppedError
-        when it is not open; SettingError, as every other call, in another event loop or thread
-        than the one that opened it.
+        Waits for room while the queue is full. If cancelled after it was queued, the order is
+        committed anyway.
+
+        Args:
+            key: identifies the order: a repeat gets the place of the first one.
+            payload: up to 256 KiB.
+            event_time_ns: nanoseconds since 1970 UTC; None: the time of the commit.
+            within: seconds until a commit begins; None: those of `submit_within_seconds`.
+
+        Raises:
+            OrderError: the order is bad: KeyConflict, KeyTooOld or NumberOutOfOrder for its key.
+            Busy: no commit began within the time: the order has no id, and never gets one.
+            BrokerAway: `when_kafka_is_away` refuses orders.
+            Fenced: another process leads the chain.
+            SteppedDown: an operator has asked for it.
+            UnknownOutcome: it is not known whether the order was committed.
+            RetryError: the database was away for too long.
+            DurabilityError: the database may lose what it acknowledges.
+            ClockError: its clock and ours differ too much.
+            StoppedError: it is not open.
+            SettingError: called in another event loop or thread than the one that opened it.
         """
         done = self._home.running().create_future()
         try:
@@ -253,8 +266,11 @@ class Sequencer:
     ) -> asyncio.Future[Ack]:
         """Queue the order and return at once, with a future of its place.
 
-        The cheapest way to submit orders one by one: there is no task per order. Raises QueueFull
-        instead of waiting for room, else as `submit`.
+        The cheapest way to submit orders one by one: there is no task per order.
+
+        Raises:
+            QueueFull: there is no room; it does not wait for any.
+            OrderchainError: one of the errors of `submit`, here or by the future.
         """
         done = self._home.running().create_future()
         self._batcher.add_nowait(self._alone(Order(key, payload, event_time_ns), done))
@@ -269,10 +285,17 @@ class Sequencer:
     ) -> Sequence[Ack]:
         """Commit `orders` together, in their order, and return their places; all or nothing.
 
-        Orders whose keys were accepted before add nothing and return their first place. `intake` is
-        stored in the same transaction. Raises OrderError when one of them is bad, there is none, or
-        there are more than `batch_rows_max` or `batch_bytes_max`; IntakeMoved if `intake` does not
-        follow the stored mark, and then nothing is taken; else as `submit`.
+        Orders whose keys were accepted before add nothing and return their first place.
+
+        Args:
+            orders: 1 to `batch_rows_max`, of at most `batch_bytes_max` together.
+            intake: a mark that is stored in the same transaction.
+            within: seconds until a commit begins, as in `submit`.
+
+        Raises:
+            OrderError: one of them is bad, or there are none, or too many: nothing is taken.
+            IntakeMoved: `intake` does not follow the stored mark: nothing is taken.
+            OrderchainError: one of the other errors of `submit`.
         """
         if not 1 <= len(orders) <= self._tuning.batch_rows_max:
             raise OrderError("orders", len(orders), f"1 to {self._tuning.batch_rows_max} orders")
@@ -291,7 +314,17 @@ class Sequencer:
         """Commit orders that are given as columns of equal length, as `submit_many` does.
 
         A column is a sequence or an Arrow array. It is the cheapest way to submit many orders:
-        none of them becomes an object. Without `event_times_ns` all have the time of the batch.
+        none of them becomes an object.
+
+        Args:
+            keys: 1 to `batch_rows_max`.
+            payloads: one for each key.
+            event_times_ns: nanoseconds since 1970 UTC; None: all have the time of the commit.
+            within: seconds until a commit begins, as in `submit`.
+
+        Raises:
+            OrderError: an order is bad, or there are none, or too many: nothing is taken.
+            OrderchainError: one of the other errors of `submit`.
         """
         count = len(keys)
         if not 1 <= count <= self._tuning.batch_rows_max:
@@ -328,11 +361,19 @@ class Sequencer:
         """Commit `orders` together, in their order, each taken or refused individually.
 
         A bad order, or one whose key is refused, gets its OrderError in its place and does not
-        affect others. With an `intake`, `positions` gives the position of each order in its source.
-        A refused order is stored there as a reject, in the transaction that moves the mark; then
-        `orders` may also be empty. A Refusal represents input that its reader could not make an
-        order. Raises OrderError when there are more than `batch_rows_max` or `batch_bytes_max`;
-        IntakeMoved as `submit_many`; else as `submit`.
+        affect others.
+
+        Args:
+            orders: up to `batch_rows_max`; a Refusal stands for input that its reader could not
+                make an order. With an `intake` there may be none.
+            intake: a mark that is stored in the same transaction, with refused orders as rejects.
+            positions: the position of each order in the source of `intake`.
+            within: seconds until a commit begins, as in `submit`.
+
+        Raises:
+            OrderError: there are too many orders, or too large ones together.
+            IntakeMoved: `intake` does not follow the stored mark: nothing is taken.
+            OrderchainError: one of the other errors of `submit`.
         """
         queued = self.queue_each(orders, intake=intake, positions=positions, within=within)
         return await (await queued)
@@ -366,8 +407,9 @@ class Sequencer:
     async def intake(self, source: str) -> IntakeMark | None:
         """Return how far the intake `source` was read, None if never.
 
-        Raises RetryError when the sequencer is not open, or the connection broke twice; else what
-        ended the leadership.
+        Raises:
+            RetryError: the sequencer is not open, or the connection broke twice.
+            OrderchainError: what ended the leadership.
         """
         self._home.check()
         return await self._answer_of(lambda: self._store.intake(source))
@@ -413,7 +455,7 @@ class Sequencer:
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
+        """Yield the metrics at this instant, for a `Monitor`."""
         stats = self.stats()
         labels = {"chain": str(stats.chain_id), "name": stats.name}
         for metric in METRICS:
@@ -636,7 +678,6 @@ class Sequencer:
             await self._leadership.hand_over(self._head_published)
 
     async def _drain(self) -> None:
-        """Commit what is queued, and publish it."""
         await asyncio.wait([self._tasks[_COMMITS]])
         if self._failure is not None or self._publisher is None:
             return

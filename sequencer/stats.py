@@ -1,4 +1,4 @@
-"""What a sequencer counts and times."""
+"""Counts and times of a sequencer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Latency(Struct, frozen=True, kw_only=True):
     """Running mean of about the last ten."""
     highest_seconds: float = 0.0
     histogram: Histogram = Histogram()
-    """How many took how long."""
+    """Durations: how many there were, and how long they took."""
 
 
 class Timing:
@@ -48,7 +48,7 @@ class Timing:
 
     @property
     def latency(self) -> Latency:
-        """What was measured so far."""
+        """The measurements so far."""
         return Latency(
             count=self._count,
             last_seconds=self._last,
@@ -66,7 +66,7 @@ BATCH_SIZES: Final = (
 
 @dataclass(kw_only=True)
 class SequencerCounters:
-    """What a sequencer has done since the start of this process; each is a metric of its name."""
+    """Counts of a sequencer since the start of this process; each is a metric of its name."""
 
     orders: int = counter_field("Orders committed.")
     batches: int = counter_field("Commits.")
@@ -114,7 +114,7 @@ class SequencerStats(SequencerCounters):
         "How long the broker has acknowledged nothing that was sent to it; 0 when it answers."
     )
     broker_refusal: str
-    """Why; empty when it answers, or is silent."""
+    """The reason; empty when it answers, or is silent."""
     lease_age_seconds: float = gauge_field(
         "Seconds since the lease was renewed; 0 before the chain is taken over."
     )
@@ -154,4 +154,4 @@ class SequencerStats(SequencerCounters):
 
 
 METRICS: Final = metrics("orderchain_sequencer", SequencerStats)
-"""What a sequencer exports, with the labels `chain` and `name`."""
+"""Metrics of a sequencer, with the labels `chain` and `name`."""

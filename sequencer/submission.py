@@ -39,7 +39,7 @@ class Entry(Struct, eq=False, gc=False):
     submitted alone, only its place. None once there is an answer."""
     intake: IntakeMark | None = None
     is_alone: bool = False
-    """Whether the call was for one order, not for a list."""
+    """True if the call was for one order, not for a list."""
     columns: OrderColumns | None = None
     """The columns of `orders`, if they were already made."""
     checked: CheckedOrders | None = None
@@ -52,9 +52,9 @@ class Entry(Struct, eq=False, gc=False):
     until_seconds: float = inf
     """The end of that time, by the loop's clock."""
     is_held: bool = False
-    """Whether it waits in a queue: it was not taken, and not refused."""
+    """True if it waits in a queue: it was not taken, and not refused."""
     is_watched: bool = False
-    """Whether its end is in the heap."""
+    """True if its end is in the heap."""
     admitted: asyncio.Future[None] | None = None
     """Gets the word that there is room; None if it does not wait for that."""
 
@@ -252,7 +252,8 @@ class Batcher:
         # One timer for all that may not wait forever: a timer for each would cost the most.
         self._sweep: asyncio.Handle | None = None
         self._sweep_seconds = inf
-        """When it is due. The handle is not asked: uvloop's knows that only in 0.5 ms or later."""
+        """Time at which it is due. The handle is not asked: uvloop's knows that only in 0.5 ms or
+        later."""
         # A heap of what may not wait forever, by its end, then its number. What was taken since, or
         # refused, leaves heap and queues late: a pass over all of them, just when there is too much
         # to do, would be most of the load.

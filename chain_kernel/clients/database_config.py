@@ -1,4 +1,4 @@
-"""How to reach a PostgreSQL. Imports no driver.
+"""The address of a PostgreSQL: hosts, login and TLS. Imports no driver.
 
 Texts are those of libpq: a URL (`postgresql://user@host:5432/orders?sslmode=verify-full`) or
 keywords (`host=db1,db2 dbname=orders`). What they leave out is taken from a service file, from the
@@ -45,7 +45,7 @@ _URL: Final = re.compile(
     r"(?:/(?P<dbname>[^@?#]*))?(?:\?(?P<options>[^@#]*))?"
 )
 _DRIVER: Final = re.compile(r"postgres(?:ql)?(\+\w+)://")
-"""How SQLAlchemy and others name a driver in a URL; libpq knows no such thing."""
+"""Names of drivers in a URL of SQLAlchemy and others; libpq knows no such thing."""
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:]*)(?::([0-9]*))?")
 _KEYWORD: Final = re.compile(
     r"\s*(?P<name>\w+)\s*=\s*(?:'(?P<quoted>(?:[^'\\]|\\.)*)'|(?P<plain>(?:[^\s'\\]|\\.)*))(?:\s+|$)",
@@ -203,13 +203,13 @@ _CHOICES: Final = {
 }
 _DEFAULT_PORT: Final = 5432
 _DEFAULT_HOSTS: Final = ("/run/postgresql", "/var/run/postgresql", "/tmp", "localhost")  # noqa: S108
-"""Where builds of libpq look for a server's socket by default, then loopback."""
+"""Default places of a server: the sockets of builds of libpq, then loopback."""
 _CONNECT_SECONDS_MAX: Final = 3600
 
 _SECRETS: Final = frozenset({"password", "sslpassword"})
 _PASSFILE_LINE: Final = re.compile(r"((?:[^:\\]|\\.)*):" * 4 + "(.*)")
 _ALPN: Final = ["postgresql"]
-"""What a server requires when TLS starts with the first byte."""
+"""The protocol that a server requires when TLS starts with the first byte."""
 
 
 PINNED: Final = {
@@ -230,13 +230,14 @@ PINNED: Final = {
     # of all partitions of all chains.
     "plan_cache_mode": "force_custom_plan",
 }
-"""What every session of ours depends on. An option of the same name in the URL takes precedence."""
+"""Settings that every session of ours depends on. An option of the same name in the URL takes
+precedence."""
 
 
 class DatabaseConfig(
     Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """Where a database is, as whom to log in, and what the server has to prove.
+    """The address of a database, as whom to log in, and what the server has to prove.
 
     The fields have libpq's names and meanings, and empty ones are left out. It checks itself when
     it is constructed and when it is decoded, and raises SettingError, which names the field. A
@@ -277,7 +278,7 @@ class DatabaseConfig(
     ssl_min_protocol_version: str = ""
     """TLSv1.2, which is the default, or TLSv1.3."""
     target_session_attrs: str = ""
-    """Which of several servers is accepted: any, primary, standby, prefer-standby, read-write,
+    """The kind of server that is accepted: any, primary, standby, prefer-standby, read-write,
     read-only."""
     connect_timeout: int | str = ""
     """Seconds for each host, where the engine's own deadline is longer."""
@@ -292,8 +293,13 @@ class DatabaseConfig(
     ) -> Self:
         """Return a config: `database` itself, or that of a text, completed as libpq does.
 
-        `environ` replaces that of the process. Raises SettingError, which shows no piece of the
-        text that might hold a password.
+        Args:
+            database: a URL or DSN of libpq, or a config.
+            environ: replaces that of the process.
+
+        Raises:
+            SettingError: it cannot be read; no piece of the text is shown that might hold a
+                password.
         """
         if isinstance(database, cls):
             return database
@@ -335,12 +341,12 @@ class DatabaseConfig(
 
     @property
     def wants_primary(self) -> bool:
-        """Whether only a server that says that it is the primary is accepted."""
+        """True if only a server that says that it is the primary is accepted."""
         return self.target_session_attrs in ("primary", "read-write")
 
     @property
     def wants_newest(self) -> bool:
-        """Whether the newest primary of those that answer is taken.
+        """True if the newest primary of those that answer is taken.
 
         One host that may be any leads to another server where no primary answers.
         """
@@ -349,7 +355,7 @@ class DatabaseConfig(
 
     @property
     def may_move(self) -> bool:
-        """Whether another server may be meant tomorrow: of several hosts, or of a name, which leads
+        """True if another server may be meant tomorrow: of several hosts, or of a name, which leads
         to several addresses, or to another one then.
         """
         are_fixed = all(is_local(host) or is_address(host) for host, _ in self.addresses)
@@ -422,7 +428,7 @@ class DatabaseConfig(
 
     @property
     def is_tls_certain(self) -> bool:
-        """Whether nothing is ever sent in the clear to a host."""
+        """True if nothing is ever sent in the clear to a host."""
         return SSL_MODES.index(self.tls_mode) >= SSL_MODES.index("require")
 
     @property
@@ -634,11 +640,8 @@ def _read_passfile(path: str) -> list[list[str]]:
     text = read_file("passfile", path, _open_private)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     found = [_PASSFILE_LINE.fullmatch(line) for line in lines]
-    return [list(map(_unescaped, match.groups())) for match in found if match]
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text)
+    escape = re.compile(r"\\(.)")
+    return [[escape.sub(r"\1", field) for field in match.groups()] for match in found if match]
 
 
 def _shown(field: str, value: object) -> object:

@@ -59,17 +59,17 @@ def connections_max() -> int:
 
 
 class HttpLimits(Struct, frozen=True, kw_only=True):
-    """How much of a client the server bears."""
+    """Bounds on what a client may ask of the server."""
 
     connections_max: int
     """Above it, the connection that has waited for its client for longest is closed."""
     head_bytes_max: int = 32 * 1024
     head_seconds: float = 10.0
-    """How soon a header must be whole, after the connection was made or the last answer."""
+    """Seconds until a header must be whole, after the connection was made or the last answer."""
     body_seconds: float = 30.0
-    """How soon a body must be whole, after its header."""
+    """Seconds until a body must be whole, after its header."""
     write_seconds: float = 10.0
-    """How soon a client must take a piece of its answer."""
+    """Seconds until a client must have taken a piece of its answer."""
     connection_seconds: float | None = None
     """The end of any connection, whatever it does; None where connections stay."""
 
@@ -105,7 +105,6 @@ class _Request(Struct):
 
 
 def _request_of(head: bytes) -> _Request:
-    """Return what a header says. Raises HttpRefused."""
     first, *lines = head.split(b"\r\n")
     found = _FIRST_LINE.fullmatch(first)
     if found is None:
@@ -196,11 +195,11 @@ class _HttpConnection(asyncio.Protocol):
         self._taken.set()
         self._is_gone = False
         self._has_end = False
-        """Whether nothing more will come; an answer may still be taken."""
+        """True if nothing more will come; an answer may still be taken."""
         self._is_paused = False
         self._body_left = 0
         self.is_idle = True
-        """Whether no request is under way."""
+        """True if no request is under way."""
 
     # -- as the transport calls it
 
@@ -351,7 +350,7 @@ class _HttpConnection(asyncio.Protocol):
 
     @property
     def has_body_left(self) -> bool:
-        """Whether some of the body was not taken."""
+        """True if some of the body was not taken."""
         return self._body_left > 0
 
     async def gone(self) -> None:
@@ -499,11 +498,6 @@ def _head_of(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
     return b"\r\n".join([*lines, b"", b""])
 
 
-async def _turns() -> None:
-    for _ in range(4):
-        await asyncio.sleep(0)
-
-
 # -- the server ------------------------------------------------------------------------------------
 
 
@@ -533,7 +527,8 @@ class HttpServer:
             self._loop.remove_reader(listening)
             listening.close()
             await self._end(stop_seconds)
-            await _turns()  # sockets of aborted connections are closed in the next turn
+            for _ in range(4):  # sockets of aborted connections are closed in the next turn
+                await asyncio.sleep(0)
 
     def _listen(self) -> None:
         if not self.is_ending:

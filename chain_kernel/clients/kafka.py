@@ -82,10 +82,10 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS: Final = 2.0
-"""How long an operation that was cut off may take to end by itself."""
+"""Time for an operation that was cut off to end by itself."""
 
 _LOOK_MS: Final = 500
-"""How long one look for a record lasts."""
+"""Time of one look for a record."""
 
 _leaving: set[asyncio.Task[None]] = set()
 """Ends that go on by themselves: a task without a reference may vanish. Few run at once."""
@@ -335,7 +335,7 @@ class _Client(AIOKafkaClient):  # type: ignore[misc] # aiokafka has no types
 
 
 def _with_ours(client: Any, config: KafkaConfig) -> Any:  # noqa: ANN401 - aiokafka has no types
-    """Return a consumer, producer or admin client with connections of ours, see `_Client`."""
+    """Return a consumer, producer or admin client whose connections are a `_Client`'s."""
     connections = client.client if hasattr(client, "client") else client._client
     connections.__class__ = _Client
     if config.sasl_password_file:

@@ -1,4 +1,4 @@
-"""How to reach Kafka: one value for every client of the engine. Imports no driver."""
+"""The address of Kafka: one value for every client of the engine. Imports no driver."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _LatestFiles(ssl.SSLContext):
 class KafkaConfig(
     Struct, metaclass=CheckedNames, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """Where the brokers are, how to speak with them, and as whom.
+    """The brokers, how to speak with them, and as whom.
 
     It checks itself when it is constructed and when it is decoded, and raises SettingError, which
     names the field, for what is malformed, for fields that contradict each other, and for files
@@ -118,10 +118,10 @@ class KafkaConfig(
     """A PEM file with the key of that certificate."""
     ssl_key_password: str = ""
     ssl_check_hostname: bool = True
-    """Whether a broker's certificate has to name the host that was requested. Without this, anybody
+    """True if a broker's certificate has to name the host that was requested. Without this, anybody
     with a certificate of the same authority may pose as the broker."""
     client_id: str = "orderchain"
-    """What brokers call these clients; each role adds its name, as in `orderchain-relay`."""
+    """The id of these clients at the brokers; each role adds its name, as in `orderchain-relay`."""
 
     @classmethod
     def of(cls, kafka: KafkaConfig | str | None) -> Self:
@@ -156,12 +156,12 @@ class KafkaConfig(
 
     @property
     def is_tls(self) -> bool:
-        """Whether connections are encrypted."""
+        """True if connections are encrypted."""
         return self.security_protocol.endswith("SSL")
 
     @property
     def is_sasl(self) -> bool:
-        """Whether clients log in."""
+        """True if clients log in."""
         return self.security_protocol.startswith("SASL")
 
     @property
@@ -177,7 +177,8 @@ class KafkaConfig(
     def read_password(self) -> str:
         """Return the password, from its file if it has one; empty without a login by password.
 
-        Raises SettingError where the file cannot be read any more, or is empty.
+        Raises:
+            SettingError: the file cannot be read any more, or is empty.
         """
         if not self.sasl_password_file:
             return self.sasl_password
@@ -192,9 +193,11 @@ class KafkaConfig(
         """Return the context of TLS connections; None without TLS.
 
         Brokers must always show a certificate of a known authority. A connection that is closed
-        waits for nothing. Files that are replaced later count from the next connection on. Raises
-        SettingError where a file cannot be used any more, or a key does not fit its certificate or
-        its password.
+        waits for nothing. Files that are replaced later count from the next connection on.
+
+        Raises:
+            SettingError: a file cannot be used any more, or a key does not fit its certificate or
+                its password.
         """
         if not self.is_tls:
             return None

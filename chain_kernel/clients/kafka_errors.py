@@ -1,4 +1,4 @@
-"""What an error of a client of Kafka means: what to raise, and whether a retry can help.
+"""Errors of Kafka's client: what to raise for each, and whether a retry can help.
 
 aiokafka logs the cause of a failed start and raises an error without it. So after a failure we
 connect to each broker once more, with the same settings and aiokafka's own connection, whose
@@ -45,7 +45,7 @@ _NOT_ALLOWED: Final = {
 
 
 class _Unusable(Exception):
-    """What a look at one broker has found. Not raised to callers: they get a ConnectError."""
+    """A broker that could not be reached. Not raised to callers: they get a ConnectError."""
 
     def __init__(self, host: str, port: int, error: Exception) -> None:
         super().__init__(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -257,7 +257,6 @@ async def _brokers(config: KafkaConfig, host: str, port: int) -> set[tuple[str, 
 
 
 def _expected(error: BaseException, config: KafkaConfig) -> str:
-    """Return what was expected where `error` occurred instead."""
     if isinstance(error, (TimeoutError, asyncio.CancelledError)):  # aiokafka wraps a cut-off wait
         return "a broker that answers in time (it is silent)"
     if isinstance(error, kafka.SaslAuthenticationFailed):

@@ -39,13 +39,13 @@ _UNREADABLE: Final = (
     BadGzipFile, CorruptRecordException, DecompressionError, EOFError, IndexError, struct.error,
     UnsupportedCodecError, ValueError, zlib.error,
 )  # fmt: skip
-"""What aiokafka raises for records that it cannot decode: some are errors of the codec itself."""
+"""Errors of aiokafka for records that it cannot decode: some are errors of the codec itself."""
 
 _CODECS: Final = ("snappy", "lz4", "zstd")
 """The compressions that aiokafka knows by the package cramjam alone."""
 
 _HEAD: Final = struct.Struct(">qi")
-"""What each batch of an answer begins with: its first offset, and how many bytes follow."""
+"""The beginning of each batch of an answer: its first offset, and how many bytes follow."""
 
 _WHOLE_HEAD_BYTES: Final = 61
 _MAGIC_AT: Final = 16
@@ -123,7 +123,7 @@ class _Batches:
 
     @property
     def is_patient(self) -> bool:
-        """Whether the batch that is read now is a patient one."""
+        """True if the batch that is read now is a patient one."""
         return self._is_patient and not self._start
 
     def has_next(self) -> bool:

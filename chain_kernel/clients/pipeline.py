@@ -63,7 +63,7 @@ class Pipeline(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the driver has the connection."""
+        """True if the driver has the connection."""
         return not self._answers
 
     def send(self, query: str, data: Sequence[bytes]) -> asyncio.Future[None]:
@@ -114,7 +114,8 @@ class Pipeline(asyncio.Protocol):
             if kind == _READY:
                 self._end_transaction()
             elif kind == _ERROR:
-                self._error = _error_of(bytes(received[start + _HEADER_BYTES : stop]))
+                fields = _fields_of(bytes(received[start + _HEADER_BYTES : stop]))
+                self._error = asyncpg.PostgresError.new(fields)
             elif kind == _NOTICE:
                 fields = _fields_of(bytes(received[start + _HEADER_BYTES : stop]))
                 if is_sync_wait_cancelled(fields.get("R")):
@@ -154,12 +155,6 @@ def _fail(answer: asyncio.Future[None], error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
         answer.exception()
-
-
-def _error_of(body: bytes) -> Exception:
-    """Return the driver's exception for the fields of an error message."""
-    error: Exception = asyncpg.PostgresError.new(_fields_of(body))
-    return error
 
 
 def _fields_of(body: bytes) -> dict[str, str]:

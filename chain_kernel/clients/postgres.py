@@ -134,8 +134,8 @@ _ARRAY_TYPES: Final = tuple(
     }
     for name, (element, array) in _ELEMENTS.items()
 )
-"""What asyncpg would ask the server for once per connection, at the first statement with such an
-array: two statements, of several milliseconds each, in the first fill of a gap."""
+"""Types that asyncpg would ask the server for once per connection, at the first statement with such
+an array: two statements, of several milliseconds each, in the first fill of a gap."""
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg is untyped
@@ -279,14 +279,17 @@ async def _first(
 ) -> Connection:
     """Return a connection to the first acceptable server at `places`; see `connect`."""
     loop = asyncio.get_running_loop()
-    # prefer-standby: any server is accepted only when no standby is.
-    attempts = [(target, *place) for target in _targets(config) for place in places]
+    wanted_role = config.target_session_attrs or "any"
+    # Any server is accepted only when no standby is.
+    roles = ("standby", "any") if wanted_role == "prefer-standby" else (wanted_role,)
+    attempts = [(role, *place) for role in roles for place in places]
     refusals: list[tuple[OrderchainError, Exception]] = []
-    for index, (target, host, port, address) in enumerate(attempts):
+    for index, (role, host, port, address) in enumerate(attempts):
         share_end = loop.time() + (end - loop.time()) / (len(attempts) - index)
+        own_end = loop.time() + (float(config.connect_timeout or 0) or inf)
         try:
-            async with asyncio.timeout_at(_sooner(config, share_end)):
-                connection = await _connect_one(config, options, (host, port), address, target)
+            async with asyncio.timeout_at(min(share_end, own_end)):
+                connection = await _connect_one(config, options, (host, port), address, role)
                 if is_direct:
                     await _require_direct(connection, config)
                 if wanted is not None:
@@ -662,12 +665,6 @@ async def _require_direct(connection: Connection, config: DatabaseConfig) -> Non
     raise pooler_found(config, "which hides the process that serves it")
 
 
-def _sooner(config: DatabaseConfig, share_end: float) -> float:
-    """Return when one server must have answered, given when its share of the time ends."""
-    own = float(config.connect_timeout or 0)
-    return min(share_end, asyncio.get_running_loop().time() + own) if own else share_end
-
-
 async def _alert(
     config: DatabaseConfig, server: tuple[str, int], address: str, until: float
 ) -> ssl.SSLError | None:
@@ -727,8 +724,3 @@ def _own_certificate(config: DatabaseConfig) -> str | None:
         return None
     fields = ("sslcert", "sslkey", "sslpassword")
     return "postgresql:///?" + urlencode({each: getattr(config, each) for each in fields})
-
-
-def _targets(config: DatabaseConfig) -> tuple[str, ...]:
-    wanted = config.target_session_attrs or "any"
-    return ("standby", "any") if wanted == "prefer-standby" else (wanted,)

@@ -1,4 +1,4 @@
-"""What errors of PostgreSQL and its driver mean, in one line each; none shows a secret."""
+"""Errors of PostgreSQL and its driver, in one line each; none shows a secret."""
 
 from __future__ import annotations
 
@@ -168,7 +168,6 @@ def pooler_found(config: DatabaseConfig, sign: str) -> PoolerFound:
 
 
 def _expected(error: Exception, config: DatabaseConfig, where: str) -> str:
-    """Return the text for what was expected where `error` occurred."""
     state = sqlstate_of(error)
     if state == _WRONG_PASSWORD:
         return "a login that the server accepts (wrong user or password)"
@@ -197,22 +196,19 @@ def _expected(error: Exception, config: DatabaseConfig, where: str) -> str:
 
 def _expected_of_tls(error: ssl.SSLError, config: DatabaseConfig) -> str:
     if not isinstance(error, ssl.SSLCertVerificationError):
-        if "ALERT" in (error.reason or ""):
-            return _refused_certificate(config, error.reason)
-        return f"TLS that both sides accept ({error.reason or reason_of(error)})"
+        if "ALERT" not in (error.reason or ""):
+            return f"TLS that both sides accept ({error.reason or reason_of(error)})"
+        # A server ends TLS nearly always for the client's certificate.
+        if config.sslcert:
+            refused = f"not {config.sslcert} ({error.reason})"
+            return f"a client certificate that the server accepts, {refused}"
+        return f"a client certificate, or other TLS: none was given (sslcert; {error.reason})"
     reason = error.verify_message.rstrip(".")
     if error.verify_code in _CERTIFICATE_TIMES:
         return f"a server's certificate that is valid today ({reason})"
     if error.verify_code in _CERTIFICATE_NAMES:
         return f"a server's certificate for the host that was asked for ({reason})"
     return f"a server's certificate signed by sslrootcert {config.sslrootcert} ({reason})"
-
-
-def _refused_certificate(config: DatabaseConfig, reason: str) -> str:
-    """Return the text for a server that ends TLS: nearly always for the client's certificate."""
-    if config.sslcert:
-        return f"a client certificate that the server accepts, not {config.sslcert} ({reason})"
-    return f"a client certificate, or other TLS: none was given (sslcert; {reason})"
 
 
 def may_another_do(error: Exception) -> bool:

@@ -56,12 +56,12 @@ _SAFE: Final = {
 }
 
 _CONNECT_SHARE: Final = 0.75
-"""How much of a call's deadline a connect may take."""
+"""The share of a call's deadline that a connect may take."""
 
 _SYNC_WAIT_ROUTINE: Final = "SyncRepWaitForLSN"
-"""Where the server reports, only by a warning (01000) in its own language, that it gave up a wait
-for a synchronous standby. Other warnings, such as one of a trigger, or that the database must be
-vacuumed, mean nothing for a commit."""
+"""The function of the server that reports, only by a warning (01000) in its own language, that it
+gave up a wait for a synchronous standby. Other warnings, such as one of a trigger, or that the
+database must be vacuumed, mean nothing for a commit."""
 
 
 _SERVERS: Final[WeakKeyDictionary[Any, ServerIdentity]] = WeakKeyDictionary()
@@ -90,12 +90,6 @@ def require_newest(found: ServerIdentity) -> None:
 def _was_replaced(found: ServerIdentity) -> bool:
     newest = _NEWEST.get(found.system_identifier, found)
     return 0 < found.timeline < newest.timeline
-
-
-async def _stay_with_newest(connection: Connection) -> None:
-    found = await server_identity(connection)
-    require_newest(found)
-    _SERVERS[connection] = found
 
 
 def is_replaced(connection: Connection) -> bool:
@@ -206,7 +200,8 @@ replaced, and come back. Writes fail there; those that only read would never see
 
 
 _RENEW_SECONDS: Final = 2.0
-"""How long that may hold up a caller: without names or free connections the old one goes on."""
+"""The longest time that may hold up a caller: without names or free connections the old one goes
+on."""
 
 _RENEW_SHARE: Final = 0.25
 """The same as a share of a call's deadline: the call itself needs the rest."""
@@ -237,11 +232,11 @@ ONE_CHAIN_SETTINGS: Final = {
 
 
 class SessionConfig(Struct, frozen=True, kw_only=True):
-    """Whose session it is, and how long its parts may take."""
+    """The purpose of a session, its settings and its deadlines."""
 
     database: DatabaseConfig
     application_name: str
-    """What `pg_stat_activity` shows, unless the config of the database says otherwise."""
+    """The name in `pg_stat_activity`, unless the config of the database has another."""
     role: str
     """The role whose members may do what the session is for: errors name it."""
     tables: tuple[str, ...] | None = None
@@ -251,15 +246,15 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = {}
     """Settings of each session, such as `{"jit": "off"}`."""
     pooler: Literal["ignored", "refused", "read through"] = "ignored"
-    """What happens with a pooler, which may serve each transaction by another session, without the
+    """The answer to a pooler, which may serve each transaction by another session, without the
     settings and the prepared statements of this one. `fetch` can read through it: each statement
     runs in a transaction that begins with the settings, which takes two more round trips."""
     is_of_one_chain: bool = False
-    """Whether the first value of what `fetch` reads is the chain's number, the same each time: then
+    """True if the first value of what `fetch` reads is the chain's number, the same each time: then
     it is written into the statement, and `ONE_CHAIN_SETTINGS` are set. The server plans, and locks,
     the partitions of that chain."""
     watches_standby: bool = False
-    """Whether a commit fails, with SyncWaitCancelled or what it leads to, where the server has
+    """True if a commit fails, with SyncWaitCancelled or what it leads to, where the server has
     given up its wait for a synchronous standby."""
     connect_seconds: float = 10.0
     statement_seconds: float = 10.0
@@ -268,12 +263,12 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     """Deadline of the same, including a connect that it may need. None: the sum of the parts."""
     close_seconds: float = CLOSE_SECONDS
     is_standby_enough: bool = False
-    """Whether one host may lead to a standby, while no primary is there: for what only reads, and
+    """True if one host may lead to a standby, while no primary is there: for what only reads, and
     for commands, which say why a standby refused them."""
     linger_seconds: float | None = None
-    """How long after its last statement the connection is kept. None: until `close`."""
+    """Time that the connection is kept after its last statement. None: until `close`."""
     busy_seconds: float = 0.0
-    """How long to wait, with jitter, while the server has no connection left."""
+    """Time to wait, with jitter, while the server has no connection left."""
 
     def __post_init__(self) -> None:
         """Mean the primary, where it writes; raises SettingError where a standby may be chosen."""
@@ -349,7 +344,9 @@ class Session:
         async with self._held() as connection:
             if self._is_pooled:
                 # A pooler keeps a client at one server only within a transaction.
-                await connection.execute(_begin_reading(self._config.all_settings))
+                own = {**PINNED, **self._config.all_settings}.items()  # ours, not a caller's
+                pinned = (f"SET LOCAL {name} = '{value}'" for name, value in own)
+                await connection.execute("; ".join(("BEGIN READ ONLY", *pinned)))
             rows: list[Any] = await connection.fetch(statement, *values)
             if self._is_pooled:
                 await connection.execute("COMMIT")
@@ -400,7 +397,7 @@ class Session:
             self._keep()
             try:
                 async with asyncio.timeout(self._config.call_seconds):
-                    if self._is_replaced():
+                    if self._connection is not None and is_replaced(self._connection):
                         self._let_go()
                     elif self._connection is not None and self._is_old():
                         await self._renew(self._connection)
@@ -418,7 +415,9 @@ class Session:
                 if isinstance(error, Exception):
                     self._raise_refusal(error)
                 raise
-            self._let_go_soon()
+            if self._config.linger_seconds is not None:
+                loop = asyncio.get_running_loop()
+                self._release = loop.call_later(self._config.linger_seconds, self._let_go)
 
     def _is_old(self) -> bool:
         """Return whether another host may have become the primary since it was opened."""
@@ -445,9 +444,6 @@ class Session:
             self._opened_at = asyncio.get_running_loop().time()
             return
         self._close_beside(old)
-
-    def _is_replaced(self) -> bool:
-        return self._connection is not None and is_replaced(self._connection)
 
     def _raise_refusal(self, error: Exception) -> None:
         """Raise what callers get for `error`, unless that is `error` itself."""
@@ -511,11 +507,6 @@ class Session:
         if self._release is not None:
             self._release.cancel()
             self._release = None
-
-    def _let_go_soon(self) -> None:
-        if self._config.linger_seconds is not None:
-            loop = asyncio.get_running_loop()
-            self._release = loop.call_later(self._config.linger_seconds, self._let_go)
 
     def _let_go(self) -> None:
         connection, self._connection = self._connection, None
@@ -590,20 +581,15 @@ async def open_connection(
         async with asyncio.timeout(config.connect_within), together:
             await require_sight(connection, tables)
             if stays:
-                await _stay_with_newest(connection)
+                found = await server_identity(connection)
+                require_newest(found)
+                _SERVERS[connection] = found
     except BaseException as error:
         connection.terminate()
         if isinstance(error, SERVER_ERRORS):
             raise RetryError(f"the session could not begin: {reason_of(error)}") from error
         raise
     return connection
-
-
-def _begin_reading(settings: Mapping[str, str]) -> str:
-    """Return what begins a transaction with its own settings; they are ours, not a caller's."""
-    own = {**PINNED, **settings}.items()
-    pinned = (f"SET LOCAL {name} = '{value}'" for name, value in own)
-    return "; ".join(("BEGIN READ ONLY", *pinned))
 
 
 class Connections:

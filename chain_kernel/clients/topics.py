@@ -55,14 +55,14 @@ AGAIN_SECONDS: Final = 60.0
 """The pause between two looks at topics that were not seen: made later, or the broker was away."""
 
 TRIAL_SECONDS: Final = 5.0
-"""How long a broker may take to acknowledge a trial record: it needs milliseconds."""
+"""Time for a broker to acknowledge a trial record: it needs milliseconds."""
 
 _TRIAL_KEY: Final = b"orderchain.trial"
 
 _CLOSE_SECONDS: Final = 2.0
 
 _TOPICS_SHOWN: Final = 5
-"""How many topics a warning names; the rest is counted."""
+"""Topics that a warning names; the rest is counted."""
 
 
 class TopicDescription(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class TopicDescription(Struct, frozen=True, kw_only=True):
 
     name: str
     partitions: int = 0
-    """How many it has; 0: there is no such topic."""
+    """Number of partitions; 0: there is no such topic."""
     replicas: int = 0
     """Replicas of the partition that has the fewest."""
     settings: Mapping[str, str] = {}
@@ -78,7 +78,7 @@ class TopicDescription(Struct, frozen=True, kw_only=True):
 
     @property
     def is_there(self) -> bool:
-        """Whether the topic exists."""
+        """True if the topic exists."""
         return self.partitions > 0
 
 
@@ -156,7 +156,6 @@ async def _settings(
     names: Collection[str],
     seen: Collection[str],
 ) -> dict[str, dict[str, str]]:
-    """Return the settings of those topics that exist."""
     if not names:
         return {}
     # Also those that were not seen: the answer distinguishes a missing topic from a hidden one.

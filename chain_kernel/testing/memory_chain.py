@@ -1,4 +1,4 @@
-"""What is committed and published, made by hand; and a link with a dial for faults."""
+"""A chain that is committed and published by hand, and a link with a dial for faults."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ _OVERTAKERS_MAX: Final = 12
 
 
 class LinkDial(Struct, kw_only=True):
-    """How bad a link is, as shares of records. It may be turned at any time."""
+    """Faults of a link, as shares of records. They may be changed at any time."""
 
     lost: float = 0.0
     repeated: float = 0.0

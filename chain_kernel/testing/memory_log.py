@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SendFault(Enum):
-    """What happens to one send."""
+    """The fate of one send."""
 
     LOST = "nothing is stored; the answer says so too late or never"
     STORED = "all is stored, but the acknowledgement is lost"
@@ -123,19 +123,19 @@ class MemoryFrameSink:
         self.frame_bytes_max = log.record_bytes_max
 
     async def start(self, topic: str, partition: int) -> None:
-        """Accept any topic; see `chain_kernel.ports.FrameSink.start`."""
+        """Accept any topic."""
         if self.log.is_away:
             raise ConnectError("kafka", "memory", "a broker that answers")
         self.log.check_there()
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
-        """Return what the log ends with; see `chain_kernel.ports.FrameSink.last_records`."""
+        """Return what the log ends with."""
         await asyncio.sleep(0)
         self.log.check_usable()
         return [*self.log.records[-at_most:]]
 
     async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
-        """Store `frames`, or meet the next fault; see `chain_kernel.ports.FrameSink.send`."""
+        """Store `frames`, or meet the next fault."""
         await asyncio.sleep(0)  # no broker answers within the same turn of the loop
         self.log.check_usable()
         self.frame_bytes_max = self.log.record_bytes_max
@@ -171,11 +171,11 @@ class MemoryFrameSource:
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """A log in memory is of no topic; see `chain_kernel.ports.FrameSource.place`."""
+        """A log in memory is of no topic."""
         return None
 
     async def start(self) -> None:
-        """Go to the live end; see `chain_kernel.ports.FrameSource.start`."""
+        """Go to the live end."""
         check_alive()
         if self.log.is_away:
             raise ConnectError("kafka", "memory", "a broker that answers")
@@ -183,7 +183,7 @@ class MemoryFrameSource:
         self._offset = self.log.end_offset
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return the next records; see `chain_kernel.ports.FrameSource.records`."""
+        """Return the next records."""
         check_alive()
         if self._offset is None:
             raise SettingError("frame source", "not started", "start() first")

@@ -1,4 +1,4 @@
-"""What a receiver needs of a database, in memory: the rows that it reads, and its checkpoint.
+"""The database of a receiver, in memory: the rows that it reads, and its checkpoint.
 
 Rows come from the primary, and from standbys that lag. A checkpoint may be part of a transaction of
 the caller, which commits it together with its effects.
@@ -24,10 +24,10 @@ from chain_kernel.model import (
     ROWS_AHEAD_BATCHES,
     TERMS_MAX,
     ChainHead,
+    ChainPosition,
     FrameTerm,
     Mark,
     Run,
-    Standing,
 )
 from chain_kernel.seal import event_pages, genesis_seal, next_seal
 from chain_kernel.testing.memory_store import CommittedChain
@@ -64,7 +64,7 @@ PAGE_ROWS: Final = 5_000
 
 
 class SeenChain(Protocol):
-    """What a reader sees of a chain: a `CommittedChain`, or what a test uses instead."""
+    """A chain as a reader sees it: a `CommittedChain`, or what a test uses instead."""
 
     @property
     def chain_id(self) -> int: ...  # noqa: D102 - the words of design and kernel
@@ -98,7 +98,7 @@ def seal_at(chain: SeenChain, batch_id: int | None) -> bytes | None:
 
 
 def rows_ahead(chain: SeenChain, at_id: int, batches_max: int = ROWS_AHEAD_BATCHES) -> int:
-    """Return how many rows the next batches have; see `chain_kernel.model.Standing`."""
+    """Return how many rows the next batches have; see `chain_kernel.model.ChainPosition`."""
     ahead = [batch.row_count for batch in chain.batches if batch.last_id > at_id]
     return sum(ahead[:batches_max])
 
@@ -214,14 +214,14 @@ class MemoryGapSource:
         """The chain that it reads."""
         return self._see().chain_id if self._chain_id is None else self._chain_id
 
-    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
-        """Return head and mark of one instant; see `chain_kernel.ports.GapSource.standing`."""
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
+        """Return head and mark of one instant."""
 
-        async def look() -> Standing:
+        async def look() -> ChainPosition:
             chain = self._see()
             is_there = at_id == 0 or bool(rows_between(chain, at_id - 1, at_id, 1))
             mark = mark_at(chain, at_id) if is_there else None
-            return Standing(
+            return ChainPosition(
                 head=head_of(chain),
                 mark=mark,
                 is_primary=self.is_primary,
@@ -235,7 +235,7 @@ class MemoryGapSource:
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
     ) -> AsyncGenerator[Run, None]:
-        """Yield linked runs; see `chain_kernel.ports.GapSource.runs`."""
+        """Yield linked runs."""
         after = await self._check_start(after)
         if from_primary and not self.is_primary:
             raise NotYetReadable(after.id, until_id)
@@ -288,7 +288,7 @@ class MemoryGapSource:
         return events
 
     async def row_at_or_before(self, until_id: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.GapSource.row_at_or_before`."""
+        """Return a row's id."""
 
         async def look() -> int:
             ids = (event.id for batch in self._see().batches for event in batch.events)
@@ -297,7 +297,7 @@ class MemoryGapSource:
         return await self._ask(look)
 
     async def row_before_time(self, time_us: int) -> int:
-        """Return a row's id; see `chain_kernel.ports.GapSource.row_before_time`."""
+        """Return a row's id."""
 
         async def look() -> int:
             before = (each for each in self._see().batches if each.committed_at_us < time_us)
@@ -336,7 +336,7 @@ class MemoryTransaction:
         self._is_over = False
 
     def is_in_transaction(self) -> bool:
-        """Whether it has not been committed yet, as a driver's connection reports it."""
+        """True if it has not been committed yet, as a driver's connection reports it."""
         return not self._is_over
 
     @property
@@ -405,11 +405,11 @@ class MemoryCheckpointStore:
         """Nothing is kept; see `Receiver.gaps`."""
 
     async def load(self) -> Mark | None:
-        """Return the stored place; see `chain_kernel.ports.CheckpointStore.load`."""
+        """Return the stored place."""
         return await self._ask(self._stored)
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
-        """Move the place by compare-and-set; see `chain_kernel.ports.CheckpointStore.save`.
+        """Move the place by compare-and-set.
 
         `connection` is a MemoryConnection, or a MemoryTransaction.
         """

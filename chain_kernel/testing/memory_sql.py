@@ -47,11 +47,12 @@ TRIP_SECONDS_MAX: Final = 0.005
 
 
 class SqlDatabase:
-    """What has committed, who holds which lock, and which statements are known."""
+    """A database in memory: what has committed, who holds which lock, which statements are
+    known."""
 
     def __init__(self, random: Random) -> None:
         self.tables: dict[str, Any] = {}
-        """What has committed of the user's tables."""
+        """The user's tables, as committed."""
         self.unknown: SettingError | None = None
         """The first statement that had no answer."""
         self._random = random
@@ -119,13 +120,10 @@ class SqlDatabase:
             if name == TABLES and self._holders[name].task is asyncio.current_task():
                 expected = "one connection at a time: the first one has locked all tables"
                 raise SettingError("connection", "a second one in the same handler", expected)
-            await self._until_one_ends()
-
-    async def _until_one_ends(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        await waiter
-        await alive()
+            one_ends: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(one_ends)
+            await one_ends
+            await alive()
 
     def try_lock(self, transaction: SqlTransaction, name: Hashable) -> bool:
         """Hold `name` until the transaction ends, unless another one has it.
@@ -214,7 +212,7 @@ class SqlTransaction:
 
 
 class MemoryConnection:
-    """What a handler and a business use of asyncpg's connection."""
+    """The part of asyncpg's connection that a handler and a business use."""
 
     def __init__(self, database: SqlDatabase) -> None:
         self.process = current_process()
@@ -222,10 +220,10 @@ class MemoryConnection:
         """Called with BEFORE_COMMIT and AFTER_COMMIT of a whole transaction: the process may end
         there."""
         self.reports_rollback = False
-        """Whether the commit of a broken transaction raises, as on a consumer's own connection. A
+        """True if the commit of a broken transaction raises, as on a consumer's own connection. A
         plain one of asyncpg does not."""
         self.loses_answer = False
-        """Whether the next commit takes place and its answer is lost."""
+        """True if the next commit takes place and its answer is lost."""
         self._database = database
         self._transaction: SqlTransaction | None = None
         self._is_closed = False
@@ -393,7 +391,7 @@ class MemoryConnection:
 
 
 class TransactionBlock:
-    """What `MemoryConnection.transaction` returns."""
+    """A transaction, as `MemoryConnection.transaction` returns it."""
 
     def __init__(self, connection: MemoryConnection) -> None:
         self._connection = connection

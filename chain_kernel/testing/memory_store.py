@@ -25,7 +25,7 @@ from chain_kernel.model import (
     FrameTerm,
     IntakeMark,
     IntakeReject,
-    LeaseSight,
+    LeaseState,
     ServerIdentity,
     Term,
 )
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class CommitFault(Enum):
-    """What happens to one commit."""
+    """The fate of one commit."""
 
     REFUSED = "the server refuses it; nothing is stored"
     LOST_BEFORE = "the connection dies before the server has it; the answer is unknown"
@@ -47,7 +47,7 @@ class CommitFault(Enum):
 
 
 class MemoryCommit(Struct, frozen=True):
-    """What one transaction stores."""
+    """The content of one transaction."""
 
     batch: Batch
     published_id: int
@@ -198,7 +198,7 @@ class MemoryDatabase:
 
 
 class MemoryPending:
-    """A commit on its way to a `MemoryChainStore`; see `chain_kernel.ports.PendingCommit`.
+    """Implements `chain_kernel.ports.PendingCommit`: a commit on its way to a `MemoryChainStore`.
 
     It arrives when its outcome is asked for, and what follows it right after it.
     """
@@ -211,7 +211,7 @@ class MemoryPending:
         self._error: Exception | None = None
 
     async def outcome(self) -> None:
-        """Wait for the end; see `chain_kernel.ports.PendingCommit.outcome`."""
+        """Wait for the end."""
         try:
             await asyncio.sleep(0)  # the real one waits, and a caller may go away then
         except BaseException:
@@ -225,7 +225,7 @@ class MemoryPending:
     def follow(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> MemoryPending | None:
-        """Have it arrive after this one; see `chain_kernel.ports.PendingCommit.follow`."""
+        """Have it arrive after this one."""
         if self._follower is not None or not self._store.is_open:
             return None
         commit = MemoryCommit(batch, published_id, tuple(intake))
@@ -264,10 +264,10 @@ class MemoryChainStore:
         self._term: Term | None = None
         self._fault: CommitFault | None = None
 
-    async def look(self) -> LeaseSight:
-        """Return who leads; see `chain_kernel.ports.ChainStore.look`."""
+    async def look(self) -> LeaseState:
+        """Return who leads."""
         chain = self._chain()
-        return LeaseSight(
+        return LeaseState(
             epoch=chain.epoch,
             nonce=chain.nonce,
             counter=chain.lease_counter,
@@ -278,14 +278,14 @@ class MemoryChainStore:
             is_ours=chain.nonce in self.drawn,
         )
 
-    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
-        """Raise the epoch; see `chain_kernel.ports.ChainStore.take_over`."""
+    async def take_over(self, owner: str, seen: LeaseState) -> Term:
+        """Raise the epoch."""
         term = self.raise_over(owner, seen.nonce, seen.counter)
         self.drawn.clear()
         return term
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
-        """Raise our own epoch; see `chain_kernel.ports.ChainStore.take_over_again`."""
+        """Raise our own epoch."""
         nonce = self._chain().nonce
         term = self.raise_over(owner, nonce if nonce in self.drawn else held.nonce)
         self.drawn.clear()
@@ -330,7 +330,7 @@ class MemoryChainStore:
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> MemoryPending:
-        """Have it arrive when its outcome is asked for; see `ports.ChainStore.begin`."""
+        """Have it arrive when its outcome is asked for."""
         self._leading()
         return MemoryPending(self, MemoryCommit(batch, published_id, tuple(intake)))
 
@@ -348,7 +348,7 @@ class MemoryChainStore:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is there still, and leads."""
+        """True if the connection is there still, and leads."""
         return self._term is not None
 
     def give_up(self) -> None:
@@ -404,7 +404,7 @@ class MemoryChainStore:
             chain.in_flight.append(commit)
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
-        """Store intake marks alone; see `chain_kernel.ports.ChainStore.move_intake`."""
+        """Store intake marks alone."""
         chain = self._fenced()
         # It may be called twice, where the first answer was lost.
         is_done = all(
@@ -419,7 +419,7 @@ class MemoryChainStore:
         chain.move_intake(intake)
 
     async def has_committed(self, batch: Batch) -> bool:
-        """Return whether `batch` is stored; see `chain_kernel.ports.ChainStore.has_committed`."""
+        """Return whether `batch` is stored."""
         is_there = any(
             (stored.pid, stored.epoch, stored.seal) == (batch.pid, batch.epoch, batch.seal)
             for stored in self._chain().batches
@@ -429,25 +429,25 @@ class MemoryChainStore:
         return is_there
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
-        """Record a skipped range; see `chain_kernel.ports.ChainStore.skip_published`."""
+        """Record a skipped range."""
         chain = self._fenced()
         if chain.published_id < until_id:
             chain.skips.append((max(after_id, chain.published_id), until_id))
             chain.published_id = until_id
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
-        """Count rows; see `chain_kernel.ports.ChainStore.rows_after`."""
+        """Count rows."""
         del at_most  # in memory, counting all of them costs nothing
         return sum(batch.row_count for batch in self._leading().batches if batch.last_id > after_id)
 
     async def batches(self, after_id: int) -> AsyncIterator[Batch]:
-        """Yield the batches after `after_id`; see `chain_kernel.ports.ChainStore.batches`."""
+        """Yield the batches after `after_id`."""
         for batch in list(self._leading().batches):
             if batch.last_id > after_id:
                 yield batch
 
     async def intake(self, source: str) -> IntakeMark | None:
-        """Return how far `source` was read; see `chain_kernel.ports.ChainStore.intake`."""
+        """Return how far `source` was read."""
         return self._leading().intake.get(source)
 
     async def close(self) -> None:
@@ -455,7 +455,6 @@ class MemoryChainStore:
         self._term = None
 
     def _chain(self) -> CommittedChain:
-        """Return the chain. Raises RetryError, ChainMissing."""
         if self.database.is_away:
             raise RetryError("the database is away")
         try:
@@ -485,13 +484,13 @@ class MemoryLease:
         self._chain_id = chain_id
 
     async def renew(self, term: Term, published_id: int) -> bool:
-        """Raise the counter; see `chain_kernel.ports.Lease.renew`."""
+        """Raise the counter."""
         chain = self._held(term, published_id)
         chain.lease_counter += 1
         return chain.step_down
 
     async def release(self, term: Term, published_id: int) -> None:
-        """Hand over; see `chain_kernel.ports.Lease.release`."""
+        """Hand over."""
         chain = self._held(term, published_id)
         chain.lease_counter += 1
         chain.lease_released = True
@@ -519,30 +518,30 @@ class MemoryKeyStore:
         self._chain_id = chain_id
 
     async def rows(self, term: Term, ids: Sequence[int]) -> list[Event]:
-        """Return rows by id; see `chain_kernel.ports.KeyStore.rows`."""
+        """Return rows by id."""
         wanted = set(ids)
         return [event for event in self._events(term) if event.id in wanted]
 
     async def outline(self, term: Term) -> list[tuple[int, int, int]]:
-        """Return which pages there are; see `chain_kernel.ports.KeyStore.outline`."""
+        """Return which pages there are."""
         pages = self._database.of_term(term).key_pages.values()
         return sorted((page.after_id, page.until_id, len(page.hashes) // 8) for page in pages)
 
     async def page(self, term: Term, after_id: int) -> KeyPage:
-        """Return one page; see `chain_kernel.ports.KeyStore.page`."""
+        """Return one page."""
         page = self._database.of_term(term).key_pages.get(after_id)
         if page is None:
             raise RetryError(f"chain {self._chain_id}: the page of keys after {after_id} is gone")
         return page
 
     async def clients(self, term: Term) -> list[ClientNumber]:
-        """Return all clients; see `chain_kernel.ports.KeyStore.clients`."""
+        """Return all clients."""
         return list(self._database.of_term(term).clients.values())
 
     async def keys(
         self, term: Term, after_id: int, until_id: int, at_most: int
     ) -> list[tuple[int, str]]:
-        """Return the next keys; see `chain_kernel.ports.KeyStore.keys`."""
+        """Return the next keys."""
         events = self._events(term)
         rows = [(event.id, event.key) for event in events if after_id < event.id <= until_id]
         return rows[:at_most]
@@ -553,7 +552,7 @@ class MemoryKeyStore:
         return 0
 
     async def save(self, term: Term, page: KeyPage, clients: Sequence[ClientNumber]) -> None:
-        """Store a page with its clients; see `chain_kernel.ports.KeyStore.save`."""
+        """Store a page with its clients."""
         chain = self._database.of_term(term)
         if (chain.epoch, chain.nonce) != (term.epoch, term.nonce):
             raise RetryError(f"chain {self._chain_id}: epoch {term.epoch} has ended")
@@ -564,7 +563,7 @@ class MemoryKeyStore:
                 chain.clients[known.client] = known
 
     async def forget(self, term: Term, until_id: int) -> None:
-        """Drop old pages; see `chain_kernel.ports.KeyStore.forget`."""
+        """Drop old pages."""
         chain = self._database.of_term(term)
         if (chain.epoch, chain.nonce) != (term.epoch, term.nonce):
             return

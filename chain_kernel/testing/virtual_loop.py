@@ -147,11 +147,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def monotonic_ns(self) -> int:
-        """Return the virtual time; see `chain_kernel.clock.Clock`."""
+        """Return the virtual time."""
         return int(self._now * 1e9)
 
     def wall_ns(self) -> int:
-        """Return a wall clock that goes with it; see `chain_kernel.clock.Clock`."""
+        """Return a wall clock that goes with it."""
         return self.monotonic_ns() + _START_WALL_NS
 
     def run_in_executor(  # type: ignore[override]

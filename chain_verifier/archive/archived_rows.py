@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
     from datetime import datetime
 
-    from chain_kernel.model import Standing
+    from chain_kernel.model import ChainPosition
     from chain_verifier.archive.manifest import ArchivePart, Manifest
     from chain_verifier.checks.seals import ArchivedRow, SealedBatch
     from chain_verifier.places import Place
@@ -127,13 +127,13 @@ class ArchivedRows:
         """The chain whose rows it holds."""
         return self._chain_id
 
-    async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
+    async def mark_at(self, at_id: int, boundary: ChainPosition) -> Mark | None:
         """Return a mark; see `chain_kernel.ports.ArchivedSource`."""
         manifest = await self._proven_manifest(at_id, boundary)
         return await self._step(lambda: archived_mark(self._folder, manifest, at_id))
 
     async def runs(
-        self, after: Mark, until_id: int, boundary: Standing
+        self, after: Mark, until_id: int, boundary: ChainPosition
     ) -> AsyncGenerator[Run, None]:
         """Yield runs; see `chain_kernel.ports.ArchivedSource`."""
         manifest = await self._proven_manifest(after.id, boundary)
@@ -159,7 +159,7 @@ class ArchivedRows:
 
     # -- proof ---------------------------------------------------------------------------------
 
-    async def _proven_manifest(self, after_id: int, boundary: Standing) -> Manifest:
+    async def _proven_manifest(self, after_id: int, boundary: ChainPosition) -> Manifest:
         """Return the manifest, once everything after `after_id` up to the boundary is proven."""
         edge = boundary.mark
         if edge is None:
@@ -177,7 +177,9 @@ class ArchivedRows:
     async def _load(self) -> Manifest:
         return await self._step(lambda: held_manifest(self._archive, self._chain_id))
 
-    def _parts(self, manifest: Manifest, after_id: int, boundary: Standing) -> list[ArchivePart]:
+    def _parts(
+        self, manifest: Manifest, after_id: int, boundary: ChainPosition
+    ) -> list[ArchivePart]:
         """Return the parts from the one that holds `after_id` up to that of the boundary."""
         database_id = str(boundary.head.database_id)
         if manifest.database_id != database_id:

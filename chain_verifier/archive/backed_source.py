@@ -14,7 +14,7 @@ from chain_kernel.errors import RetryError, RowsArchived, SettingError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from chain_kernel.model import Mark, Run, Standing
+    from chain_kernel.model import ChainPosition, Mark, Run
     from chain_kernel.ports import ArchivedSource, GapSource
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,7 +45,7 @@ class ArchiveBackedSource(ClosedAtExit):
         """The chain that database and archive hold."""
         return self._database.chain_id
 
-    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
         """Return head and mark, also of an archived row; see `chain_kernel.ports.GapSource`.
 
         Raises as the database and as `chain_kernel.ports.ArchivedSource.mark_at`.
@@ -89,7 +89,7 @@ class ArchiveBackedSource(ClosedAtExit):
                     yield run
                     after = run.end
 
-    async def _boundary(self, error: RowsArchived) -> Standing:
+    async def _boundary(self, error: RowsArchived) -> ChainPosition:
         """Return where the database begins, as it reports itself. Raises RetryError."""
         try:
             return await self._database.standing(error.until_id)
@@ -114,5 +114,5 @@ class ArchiveBackedSource(ClosedAtExit):
         return await self._archive.row_before_time(_EPOCH + timedelta(microseconds=time_us))
 
 
-def _boundary_id(boundary: Standing) -> int:
+def _boundary_id(boundary: ChainPosition) -> int:
     return boundary.mark.id if boundary.mark else 0

@@ -1,1 +1,1 @@
-"""Where a receiver keeps its checkpoint, and where frames come from."""
+"""Stores of a receiver's checkpoint, and the source of its frames."""

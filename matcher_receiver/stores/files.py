@@ -44,7 +44,7 @@ _Id = Annotated[int, Meta(ge=0, le=ID_MAX)]
 
 
 class _Content(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a file holds."""
+    """The content of a file."""
 
     chain_id: Annotated[int, Meta(ge=1, le=CHAIN_ID_MAX)]
     id: _Id
@@ -67,7 +67,11 @@ class FileSnapshotStore:
     """
 
     def __init__(self, folder: Path, chain_id: int, *, kept: int = 3) -> None:
-        """Raises SettingError for a folder that is not there, and for `kept` below 1."""
+        """Keep snapshots in `folder`, the newest `kept` of them.
+
+        Raises:
+            SettingError: the folder is not there, or `kept` is below 1.
+        """
         if kept < 1:
             raise SettingError("kept", kept, "at least 1 snapshot")
         if not folder.is_dir():  # it may be a volume that is not mounted: it is not made here
@@ -87,16 +91,22 @@ class FileSnapshotStore:
     async def newest(self) -> Snapshot | None:
         """Return the newest whole snapshot, None if there is none.
 
-        Raises SettingError if there are some and none is whole: to begin without a state, move
-        them away. Raises OSError if the folder cannot be read.
+        Raises:
+            SettingError: there are some, and none is whole: to begin without a state, move them
+                away.
+            OSError: the folder cannot be read.
         """
         return await asyncio.to_thread(self._newest)
 
     async def save(self, snapshot: Snapshot) -> None:
-        """Store `snapshot` durably. Raises SettingError for a state that is too large, OSError.
+        """Store `snapshot` durably.
 
         Make a checkpoint that goes with it, or a report, after it: rows that only the reported
         place has passed may be archived, and a start from the snapshot would miss them.
+
+        Raises:
+            SettingError: the state is too large.
+            OSError: it cannot be written.
         """
         if len(snapshot.state) > STATE_BYTES_MAX:
             expected = f"at most {STATE_BYTES_MAX} bytes"

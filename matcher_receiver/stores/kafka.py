@@ -56,36 +56,33 @@ class ChainFrames:
         Raises ConnectError, TopicError, and as `chain_kernel.ports.GapSource.standing`.
         """
         if self._frames is None:
+            config = self._config
+            if config.kafka is None:
+                raise SettingError("kafka", None, "host:port, or a KafkaConfig")
             head = (await self._gap_source.standing(0)).head
-            self._frames = self._frames_of(head.topic, head.partition)
+            self._frames = KafkaFrameSource(
+                KafkaSourceConfig(
+                    kafka=config.kafka,
+                    topic=head.topic,
+                    partition=head.partition,
+                    fetch_bytes=config.tuning.fetch_bytes,
+                    connect_seconds=config.tuning.connect_seconds,
+                    request_seconds=config.tuning.request_seconds,
+                    close_seconds=config.tuning.close_seconds,
+                )
+            )
         await self._frames.start()
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return the next records; see `chain_kernel.ports.FrameSource.records`."""
+        """Return the next records."""
         if self._frames is None:
             raise SettingError("frame source", "not started", "start() first")
         return await self._frames.records(timeout_seconds)
 
     async def close(self) -> None:
-        """Close; see `chain_kernel.ports.FrameSource.close`."""
+        """Close."""
         if self._frames is not None:
             await self._frames.close()
-
-    def _frames_of(self, topic: str, partition: int) -> KafkaFrameSource:
-        config = self._config
-        if config.kafka is None:
-            raise SettingError("kafka", None, "host:port, or a KafkaConfig")
-        return KafkaFrameSource(
-            KafkaSourceConfig(
-                kafka=config.kafka,
-                topic=topic,
-                partition=partition,
-                fetch_bytes=config.tuning.fetch_bytes,
-                connect_seconds=config.tuning.connect_seconds,
-                request_seconds=config.tuning.request_seconds,
-                close_seconds=config.tuning.close_seconds,
-            )
-        )
 
 
 _log = logging.getLogger(__name__)
@@ -126,7 +123,7 @@ class KafkaFrameSource(ClosedAtExit):
         return self._at.topic, self._at.partition
 
     async def start(self) -> None:
-        """Check the topic and go to the live end; see `chain_kernel.ports.FrameSource.start`."""
+        """Check the topic and go to the live end."""
         try:
             async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
                 await self._check_topic()

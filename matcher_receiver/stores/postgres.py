@@ -68,7 +68,7 @@ class WriteBehind:
         self._task: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self.is_refused = False
-        """Whether the database has refused a write permanently."""
+        """True if the database has refused a write permanently."""
 
     def wake(self) -> None:
         """Ensure that what waits is written; never waits, never raises."""
@@ -112,12 +112,12 @@ _SQL: Final = load_sql("matcher_receiver", "queries.sql")
 _NO_SUCH_CHAIN: Final = "23503"
 
 LINGER_SECONDS: Final = 2.0
-"""How long a store keeps its connection after the last statement: a receiver that checkpoints each
+"""Time that a store keeps its connection after the last statement: a receiver that checkpoints each
 second logs in once, and one whose chain is idle holds none of the role's few connections."""
 
 
 class StoredReceiver(ClosedAtExit):
-    """What all stores of a receiver have in common, with the role `receiver_writer`.
+    """The base of a receiver's stores, with the role `receiver_writer`.
 
     It uses one connection while there is something to store, and a second one for gaps.
     """
@@ -171,11 +171,11 @@ class StoredReceiver(ClosedAtExit):
         return await self._session.fetch(_SQL[query], config.chain_id, config.name, *values)
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
-        """Store that the receiver has halted; see `chain_kernel.ports.CheckpointStore`."""
+        """Store that the receiver has halted."""
         await self._fetch("halt", at_id, type(error).__name__, str(error))
 
     def record_gap(self, gap: Gap) -> None:
-        """Store `gap` in the background; see `chain_kernel.ports.CheckpointStore`."""
+        """Store `gap` in the background."""
         self._gaps.record(gap)
 
     async def close(self) -> None:
@@ -254,7 +254,10 @@ class GapRecorder:
     async def _write(self) -> None:
         gaps = list(self._waiting.values())
         await self._store(gaps)
-        self._drop(gaps)
+        for gap in gaps:
+            # A newer entry of the same place may have come meanwhile.
+            if self._waiting.get(gap.after_id) is gap:
+                del self._waiting[gap.after_id]
 
     async def _store(self, gaps: list[Gap]) -> None:
         config = self._config
@@ -272,12 +275,6 @@ class GapRecorder:
             [timedelta(microseconds=gap.duration_ns // 1_000) for gap in gaps],
         )
         await self._session.fetch(_SQL["trim_gaps"], config.chain_id, config.name, config.gaps_kept)
-
-    def _drop(self, stored: list[Gap]) -> None:
-        """Drop what is stored, unless a newer entry of the same place has come meanwhile."""
-        for gap in stored:
-            if self._waiting.get(gap.after_id) is gap:
-                del self._waiting[gap.after_id]
 
 
 REPORT_SECONDS: Final = 1.0
@@ -309,7 +306,7 @@ class PostgresHeadReports(StoredReceiver):
         )
 
     async def load(self) -> Mark | None:
-        """Return what was reported last; see `chain_kernel.ports.CheckpointStore`."""
+        """Return what was reported last."""
         row = await self._load()
         if row["is_report"] is False:
             raise self._taken()
@@ -319,7 +316,7 @@ class PostgresHeadReports(StoredReceiver):
         return _mark_of(row)
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
-        """Store `end` in the background; see `chain_kernel.ports.CheckpointStore`."""
+        """Store `end` in the background."""
         del first_pid, connection
         passes_gap = bool(self._unfilled) and end.id >= self._unfilled[0]
         if (self._reports_head or passes_gap) and not self._behind.is_refused:
@@ -388,7 +385,7 @@ class PostgresCheckpointStore(StoredReceiver):
         return _mark_of(row)
 
     async def save(self, first_pid: int, end: Mark, connection: Any | None = None) -> None:  # noqa: ANN401
-        """Move the place from `first_pid` to `end`; see `chain_kernel.ports.CheckpointStore.save`.
+        """Move the place from `first_pid` to `end`.
 
         `connection` is an asyncpg connection of the caller inside its transaction: nothing is
         stored until that commits, and what it raises is the caller's own. Raises SettingError for

@@ -40,7 +40,8 @@ four bytes, so a slice of this size grows to 32 MiB at most."""
 
 
 _XZ_MEMORY_BYTES_MAX: Final = 192 * 1024 * 1024
-"""What an xz file may make us hold: `xz -9` needs 65 MiB, a hostile header asks for 4 GiB."""
+"""The most memory that an xz file may take: `xz -9` needs 65 MiB, a hostile header asks for 4
+GiB."""
 
 
 class FileStream(io.RawIOBase):
@@ -67,7 +68,7 @@ class FileStream(io.RawIOBase):
         self._piece = memoryview(b"")
         self._line_bytes = 0
         self.line_ends: tuple[bytes, ...] = (b"\n",)
-        """What ends a line for the reader: no line may be longer than `ROW_BYTES_MAX`."""
+        """The end of a line for the reader: no line may be longer than `ROW_BYTES_MAX`."""
         self.content_bytes = 0
         """Bytes of content that were returned so far."""
 
@@ -163,12 +164,12 @@ class _Wrapped:
 
     @property
     def eof(self) -> bool:
-        """Whether the stream has ended."""
+        """True if the stream has ended."""
         return bool(self._wrapped.eof)
 
     @property
     def needs_input(self) -> bool:
-        """Whether it needs more input before it can return more."""
+        """True if it needs more input before it can return more."""
         return not self._waiting
 
 
@@ -180,7 +181,7 @@ class _Gzip(_Wrapped):
 
     @property
     def unused_data(self) -> bytes:
-        """What was given after the end."""
+        """Bytes that were given after the end."""
         return bytes(self._wrapped.unused_data)
 
     def decompress(self, data: bytes, length: int) -> bytes:
@@ -200,7 +201,7 @@ class _Zstandard(_Wrapped):
 
     @property
     def unused_data(self) -> bytes:
-        """What was given after the end."""
+        """Bytes that were given after the end."""
         return bytes(self._wrapped.unused_data) + self._waiting
 
     def decompress(self, data: bytes, _: int) -> bytes:
@@ -217,7 +218,7 @@ DECOMPRESSORS: Final[dict[str, Callable[[], _Decompressor]]] = {
     ".xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY_BYTES_MAX),
     ".zst": _Zstandard,
 }
-"""How a file is compressed, by the last suffix of its name."""
+"""Compressions, by the last suffix of a file's name."""
 
 
 def content_name(path: Path) -> str:

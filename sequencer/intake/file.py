@@ -78,7 +78,7 @@ _LENGTH: Final = Layout(">I")
 
 
 class Columns(Struct, frozen=True, kw_only=True):
-    """What the columns of a file mean."""
+    """The columns of a file, by what they mean."""
 
     names: tuple[str, ...]
     key: str | None = None
@@ -226,7 +226,7 @@ _DIGEST_BYTES: Final = 32
 
 
 class FileOptions(Struct, frozen=True, kw_only=True):
-    """How a file is to be read."""
+    """Options of reading a file."""
 
     key_column: str | None = None
     time_column: str | None = None
@@ -237,7 +237,7 @@ class FileOptions(Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] | None = None
     """Names of the columns of a CSV file without a header."""
     header_again: HeaderAgain = "refuse"
-    """What is done with a line of a CSV file that is its header again."""
+    """The answer to a line of a CSV file that is its header again."""
     delimiter: str | None = None
     """The character between fields of a CSV file, or `\\t`. None: as a first line `sep=;` says,
     else a comma."""
@@ -300,7 +300,7 @@ class Portion:
 
 
 class FileProgress:
-    """How many data rows were read, and the running digest of them."""
+    """The number of data rows that were read, and the running digest of them."""
 
     def __init__(self, columns: Columns, folder: bytes) -> None:
         self.position = 0
@@ -343,7 +343,7 @@ class OrderFile:
         self._path = path
         self._name = options.name
         self.is_stream = opened is not None
-        """Whether a read may wait for another process."""
+        """True if a read may wait for another process."""
         self._stream = FileStream(path, opened)
         try:
             if self._name is not None and (not self._name or Path(self._name).name != self._name):
@@ -386,7 +386,7 @@ class OrderFile:
 
     @property
     def file_position(self) -> int:
-        """How much of `file_bytes` was read so far."""
+        """Bytes of `file_bytes` that were read so far."""
         return self._stream.file_position
 
     def read(self, limit: int) -> Portion | None:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _END: Final = object()
-"""What an iterator returns at its end."""
+"""An iterator's value once it has ended."""
 
 
 class FileIntakeStats(Struct, kw_only=True):
-    """What was taken from a file."""
+    """Counts of what was taken from a file."""
 
     orders: int = 0
     """Orders added to the chain."""
@@ -119,7 +119,10 @@ class FileIntake:
     async def run(self, sequencer: Sequencer) -> FileIntakeStats:
         """Add the rest of the file to the chain of `sequencer`, and return what was added.
 
-        Raises RetryError where the file was taken further since `has_new`; as `submit_many`.
+        Raises:
+            InputError: a row is bad, or the file is not the one that was taken before.
+            RetryError: another process has taken the file further since `has_new`.
+            OrderchainError: one of the errors of `Sequencer.submit_many`.
         """
         taken = await sequencer.intake(self.source)
         if not self._is_looked_at:

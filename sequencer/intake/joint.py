@@ -42,11 +42,11 @@ _PARTITIONS_MAX: Final = 32
 each order more expensive; fewer make more requests."""
 
 _FETCH_MS: Final = 500
-"""How long the broker keeps a request for records that are not there yet. Another reader that joins
-or leaves waits as long."""
+"""Time that the broker keeps a request for records that are not there yet. Another reader that
+joins or leaves waits as long."""
 
 _RECORD_BYTES: Final = 100
-"""What a record takes beside its key and value."""
+"""Bytes of a record beside its key and value."""
 
 _OFFSETS_SHARE: Final = 0.25
 """The share of `connect_seconds` in which brokers say the offsets of topics."""
@@ -72,7 +72,7 @@ class Share:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more should be read for now."""
+        """True if no more should be read for now."""
         return self._bytes >= self._joint.fetch_bytes
 
     def put(self, at: TopicPartition, records: Collection[SourceRecord], place: int) -> None:
@@ -100,7 +100,7 @@ class Share:
         self, *partitions: TopicPartition, timeout_ms: int, max_records: int
     ) -> dict[TopicPartition, list[SourceRecord]]:
         """Return the next records, as a consumer does."""
-        if timeout_ms and not self._has_news:
+        if timeout_ms and self.error is None and not any(self._records.values()):
             self._news.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_ms / 1_000):
@@ -108,10 +108,6 @@ class Share:
         if self.error is not None and not any(self._records.values()):
             raise self.error
         return self._taken(partitions or tuple(self._records), max_records)
-
-    @property
-    def _has_news(self) -> bool:
-        return self.error is not None or any(self._records.values())
 
     def _taken(
         self, partitions: Collection[TopicPartition], max_records: int
@@ -216,7 +212,7 @@ class _Joint:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing of it is left."""
+        """True if nothing of it is left."""
         return self._reading.done()
 
     def has_room(self, partitions: Collection[TopicPartition]) -> bool:
@@ -301,7 +297,6 @@ class _Joint:
                 await close_client(consumer, CLOSE_SECONDS)
 
     async def _hand_out(self) -> None:
-        """Put what has come where it belongs."""
         try:
             found = await self._consumer.getmany(timeout_ms=_FETCH_MS)
         except DRIVER_ERRORS as error:

@@ -36,14 +36,15 @@ PROBE_EVERY_SECONDS: Final = 5.0
 """Time between two requests to a silent broker: the client never reports that it is away."""
 
 _METADATA_AGE_MS: Final = 10_000
-"""How old the client's list of partitions may be: an added partition is read from then on."""
+"""The longest age of the client's list of partitions: an added partition is read from then on."""
 
 _MISSING_SECONDS: Final = 5.0
 _MISSING_PAUSE_SECONDS: Final = 0.25
-"""How long, and after which pauses, topics are asked for again that are missing beside others."""
+"""Time, and the pauses within it, in which topics are asked for again that are missing beside
+others."""
 
 _FETCH_MS: Final = 2_000
-"""How long the broker keeps a request for records that are not there yet: it answers at the first
+"""Time that the broker keeps a request for records that are not there yet: it answers at the first
 one. A thousand quiet intakes ask 500 times a second; what else they ask waits no longer."""
 
 CLOSE_SECONDS: Final = 2.0
@@ -140,7 +141,7 @@ class TopicReader:
         self._next_probe = 0.0
 
     async def open(self) -> dict[int, tuple[int, int]]:
-        """Connect and check the topic; see `chain_kernel.ports.RecordSource.open`."""
+        """Connect and check the topic."""
         await self.close()
         if self._joint is not None:
             bounds = await self._joint.bounds(self._config.topic)
@@ -149,8 +150,12 @@ class TopicReader:
         try:
             async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
                 count = await self._check_topic()
-                await self._start_consumer(count)
-                consumer = self._running()
+                self._partitions = [TopicPartition(self._config.topic, n) for n in range(count)]
+                self._next_probe = 0.0
+                self._consumer = consumer = orders_consumer(
+                    self._config, self._kafka, self._role, _FETCH_MS
+                )
+                await start_client(consumer)
                 first = await consumer.beginning_offsets(self._partitions)
                 end = await consumer.end_offsets(self._partitions)
         except BaseException:
@@ -159,7 +164,7 @@ class TopicReader:
         return {at.partition: (first[at], end[at]) for at in self._partitions}
 
     async def offsets_at(self, time_ms: int) -> dict[int, int]:
-        """Return offsets by a time; see `chain_kernel.ports.RecordSource.offsets_at`."""
+        """Return offsets by a time."""
         # With a client for this one question: a joint consumer is another intake's, too.
         asking = orders_consumer(self._config, self._kafka, self._role, _FETCH_MS)
         async with (
@@ -174,7 +179,7 @@ class TopicReader:
         }
 
     async def seek(self, offsets: Mapping[int, int]) -> None:
-        """Go to `offsets`; see `chain_kernel.ports.RecordSource.seek`."""
+        """Go to `offsets`."""
         self._offsets = {at: offsets[at.partition] for at in self._partitions}
         if self._joint is not None:
             self._consumer = self._joint.join(self._config.topic, self._offsets)
@@ -188,7 +193,7 @@ class TopicReader:
     async def records(
         self, at_most: int, timeout_seconds: float
     ) -> dict[int, tuple[Sequence[SourceRecord], int]]:
-        """Return the next records; see `chain_kernel.ports.RecordSource.records`."""
+        """Return the next records."""
         consumer = self._running()
         # If the topic was deleted or grew, the caller decides where to continue.
         found = consumer.partitions_for_topic(self._config.topic)
@@ -204,7 +209,7 @@ class TopicReader:
         return moved
 
     async def close(self) -> None:
-        """Close the client; see `chain_kernel.ports.RecordSource.close`."""
+        """Close the client."""
         consumer, self._consumer = self._consumer, None
         if self._joint is not None and consumer is not None:
             consumer.leave()
@@ -221,8 +226,11 @@ class TopicReader:
         share = max(at_most // len(self._partitions), 1)
         drained: dict[TopicPartition, list[SourceRecord]] = {}
         room = at_most
+        # Another partition is the first one each time.
+        turn = self._next_turn % len(self._partitions)
+        self._next_turn = turn + 1
         try:
-            for at in self._in_turn():
+            for at in self._partitions[turn:] + self._partitions[:turn]:
                 if room:
                     room -= await self._take(consumer, drained, min(share, room), 0, at)
             if room:
@@ -246,12 +254,6 @@ class TopicReader:
         for at, records in found.items():
             drained.setdefault(at, []).extend(records)
         return sum(map(len, found.values()))
-
-    def _in_turn(self) -> list[TopicPartition]:
-        """Return the partitions, beginning with another one each time."""
-        turn = self._next_turn % len(self._partitions)
-        self._next_turn = turn + 1
-        return self._partitions[turn:] + self._partitions[:turn]
 
     async def _moved(
         self,
@@ -282,14 +284,6 @@ class TopicReader:
         for at, offset in self._offsets.items():
             if ends[at] < offset:
                 raise RetryError(f"{at.topic}: partition {at.partition} ends at {ends[at]} now")
-
-    async def _start_consumer(self, count: int) -> None:
-        self._consumer = consumer = orders_consumer(
-            self._config, self._kafka, self._role, _FETCH_MS
-        )
-        await start_client(consumer)
-        self._partitions = [TopicPartition(self._config.topic, number) for number in range(count)]
-        self._next_probe = 0.0
 
     async def _check_topic(self) -> int:
         """Return the number of partitions. Raises TopicError if orders might vanish unread."""

@@ -55,7 +55,7 @@ class Rows(Struct, frozen=True, kw_only=True):
     line_of: Callable[[int], int]
     """Returns the line of the file, from 1, in which the row of this index begins."""
     failure: InputError | None = None
-    """Why the row after the last one cannot be read; the rows before it are good."""
+    """The reason why the row after the last one cannot be read; the rows before it are good."""
 
 
 class RowSource(Protocol):
@@ -337,7 +337,9 @@ class JsonRows:
                 return False
             content = self._object(line)
             if list(content) != keys:
-                raise self._other_keys(content)
+                expected = f"{shortened(', '.join(keys))}, as in the first object"
+                found = shortened(", ".join(content))
+                raise InputError("keys", found, expected, self._line_number)
             rows.append(list(content.values()))
             numbers.append(self._line_number)
             step -= 1
@@ -375,14 +377,8 @@ class JsonRows:
         shown = shortened(line.decode(errors="backslashreplace").strip())
         return InputError("row", shown, f"one JSON object ({reason_of(error)})", number)
 
-    def _other_keys(self, content: dict[str, str]) -> InputError:
-        keys = ", ".join(content)
-        expected = f"{shortened(', '.join(self._keys))}, as in the first object"
-        return InputError("keys", shortened(keys), expected, self._line_number)
-
 
 def _texts(line: bytes) -> dict[str, str]:
-    """Return the values of a JSON object as text."""
     content = _decode_values(line)
     for key, value in content.items():
         if type(value) is str:
@@ -402,7 +398,6 @@ _SIMPLE: Final[Mapping[type, Callable[[object], str]]] = {
 
 
 def _text(value: bytes) -> str:
-    """Return a JSON value as text."""
     if value[0] == _QUOTE:
         return _decode_text(value)
     return "" if value == b"null" else value.decode()

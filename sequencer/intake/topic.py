@@ -181,8 +181,8 @@ waits, so that the sequencer never waits for the topic. More would only hold mem
 
 _WAIT_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 2.0
-"""How long one request for records may take, with and without orders in flight; meanwhile nothing
-else is checked."""
+"""Time of one request for records, with and without orders in flight; meanwhile nothing else is
+checked."""
 
 _RETRY_SECONDS: Final = 0.2
 _RETRY_SECONDS_MAX: Final = 5.0
@@ -190,14 +190,14 @@ _RETRY_SECONDS_MAX: Final = 5.0
 
 
 class TopicIntakeStats(Struct, frozen=True, kw_only=True):
-    """What an intake has done since it was created."""
+    """Counts of an intake since it was created."""
 
     records: int
     """Read and settled: committed, repeated or rejected."""
     rejects: int
     """Those of them that were stored as rejects."""
     interruptions: int
-    """How often the broker was away, or the topic grew, and reading began again."""
+    """Times that the broker was away, or the topic grew, and reading began again."""
 
 
 METRICS: Final = (
@@ -215,7 +215,7 @@ METRICS: Final = (
         lambda stats: stats.interruptions,
     ),
 )  # fmt: skip
-"""What an intake exports, with the label `topic`."""
+"""Metrics of an intake, with the label `topic`."""
 
 
 class _HandedRecords(NamedTuple):
@@ -270,7 +270,7 @@ class TopicIntake:
         )
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
+        """Yield the metrics at this instant, for a `Monitor`."""
         stats = self.stats()
         for metric in METRICS:
             yield from metric.samples(stats, {"topic": self._config.topic})
@@ -286,12 +286,16 @@ class TopicIntake:
     async def run(self) -> None:
         """Read until stopped or cancelled; the sequencer must be open.
 
-        Raises IntakeLost when the topic lacks what comes next, IntakeMoved when another intake
-        reads it into this chain, StoppedError when a task of its own was cancelled; ConnectError
-        and TopicError when it cannot be read at the start; TopicError at a record that this
-        process cannot decode; whatever ended the leadership. Later,
-        and where the sequencer is a standby, a broker that is away is retried: a standby takes
-        over when something has failed, and may find that more has.
+        After the start, and where the sequencer is a standby, a broker that is away is retried: a
+        standby takes over when something has failed, and may find that more has.
+
+        Raises:
+            IntakeLost: the topic lacks what comes next.
+            IntakeMoved: another intake reads it into this chain.
+            ConnectError: the settings cannot lead to a connection.
+            TopicError: the topic is unfit, or has a record that this process cannot decode.
+            StoppedError: a task of its own was cancelled, or the sequencer closed.
+            OrderchainError: what ended the leadership.
         """
         reading = asyncio.create_task(self._read(), name="orderchain intake")
         leading = asyncio.create_task(self._sequencer.until_stopped())
@@ -447,7 +451,6 @@ class TopicIntake:
         *,
         mark: IntakeMark,
     ) -> _HandedRecords:
-        """Queue `orders` with the mark after them."""
         outcomes = await self._sequencer.queue_each(orders, intake=mark, positions=positions)
         # Only now: orders that were not taken must never be skipped.
         self._marks[partition] = mark

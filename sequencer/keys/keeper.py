@@ -43,7 +43,7 @@ class KeyKeeper:
 
     @property
     def memory(self) -> KeyMemory | None:
-        """What is known of keys; None if keys are not remembered at all."""
+        """The known keys; None if keys are not remembered at all."""
         return self._memory
 
     async def load(self, term: Term) -> None:

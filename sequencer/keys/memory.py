@@ -1,4 +1,4 @@
-"""What is known of client keys, held in memory: hashes of keys, and numbers of clients.
+"""Client keys in memory: hashes of keys, and numbers of clients.
 
 The hashes are those of the keys of the last rows of a chain; a hash leads to the id of a row.
 
@@ -354,7 +354,7 @@ def _numbers_of(texts: list[str], *, may_have_zeros: bool) -> list[int] | None:
 
 
 class Claims(Struct, frozen=True, gc=False):
-    """What the keys of a batch claim once it is committed."""
+    """The claims that the keys of a batch make once it is committed."""
 
     free: Hashes
     """The hashes of the free-form keys."""

@@ -1,1 +1,1 @@
-"""Where batches, keys and frames go: PostgreSQL and Kafka."""
+"""Stores of batches, keys and frames: PostgreSQL and Kafka."""

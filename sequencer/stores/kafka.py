@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 
 _FETCH_MS: Final = 500
-"""How long a fetch of the topic's end waits before it is repeated."""
+"""Time that a fetch of the topic's end waits before it is repeated."""
 
 _APART_SECONDS: Final = 30.0
-"""How long a chain whose sends have failed keeps to a producer of its own, and how long one that is
+"""Time that a chain whose sends have failed keeps to a producer of its own, and that one which is
 not used is kept."""
 
 _LOSS: Final = "receivers read what is lost there from the database, which takes longer"
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class KafkaFrameSink:
-    """A producer of one partition, discarded after any error; see `chain_kernel.ports.FrameSink`.
+    """Implements `chain_kernel.ports.FrameSink` with a producer that any error discards.
 
     It is deliberately not idempotent: repeats are harmless here, and an idempotent producer of this
     library refuses every later send on the partition after one failure (aiokafka issue 1017).
@@ -68,14 +68,14 @@ class KafkaFrameSink:
         self._is_checked = False  # since the last close
         self._apart_until = 0.0
         self._alone_at = 0.0
-        """When its own producer was last used."""
+        """Time at which its own producer was last used."""
         self._topic = ""
         self._warning: str | None = None
         self._partition = 0
         self.frame_bytes_max = config.tuning.frame_bytes_max
 
     async def start(self, topic: str, partition: int) -> None:
-        """Connect and check the topic; see `chain_kernel.ports.FrameSink.start`."""
+        """Connect and check the topic."""
         self._topic, self._partition = topic, partition
         try:
             if self._shared is None:
@@ -88,7 +88,7 @@ class KafkaFrameSink:
             raise
 
     async def last_records(self, topic: str, partition: int, at_most: int) -> list[bytes | None]:
-        """Read the end of the topic; see `chain_kernel.ports.FrameSink.last_records`."""
+        """Read the end of the topic."""
         try:
             async with (
                 connecting(self._kafka, self._tuning.connect_seconds, doing=f"read topic {topic}"),
@@ -99,7 +99,7 @@ class KafkaFrameSink:
             raise RetryError(reason_of(error)) from error
 
     async def send(self, frames: Sequence[bytes], traceparents: Sequence[str] = ()) -> None:
-        """Send and wait for the broker; see `chain_kernel.ports.FrameSink.send`."""
+        """Send and wait for the broker."""
         shared = self._shared if self._may_share(frames) else None
         try:
             if shared is None:
@@ -155,10 +155,15 @@ class KafkaFrameSink:
         self, producer: AIOKafkaProducer, frames: Sequence[bytes], traceparents: Sequence[str]
     ) -> None:
         async with asyncio.timeout(self._tuning.publish_seconds):
-            of_frames = _headers_of(traceparents, len(frames))
+            traces = traceparents or [""] * len(frames)
             acks = [
-                await producer.send(self._topic, frame, partition=self._partition, headers=headers)
-                for frame, headers in zip(frames, of_frames, strict=True)
+                await producer.send(
+                    self._topic,
+                    frame,
+                    partition=self._partition,
+                    headers=[(TRACEPARENT, trace.encode())] if trace else None,
+                )
+                for frame, trace in zip(frames, traces, strict=True)
             ]
             await asyncio.gather(*acks)
 
@@ -166,7 +171,6 @@ class KafkaFrameSink:
         self._apart_until = asyncio.get_running_loop().time() + _APART_SECONDS
 
     def _reason(self, error: Exception) -> str:
-        """Return why a send failed."""
         if refusal := lasting_refusal(error, self._kafka, f"write to topic {self._topic}"):
             return reason_of(refusal)
         silent = f"no acknowledgement within {self._tuning.publish_seconds:g} s"
@@ -191,20 +195,18 @@ class KafkaFrameSink:
             if self._shared is None:
                 async with started(make_admin(self._kafka, ROLE), CLOSE_SECONDS) as admin:
                     self._check(await describe_topic(admin, self._kafka, self._topic))
-            self._producer = producer = self._make_producer()
-            await start_client(producer)
-        return producer
-
-    def _make_producer(self) -> AIOKafkaProducer:
-        return make_producer(
-            self._kafka,
-            ROLE,
             # Room for several frames per request: one request per partition is in flight at a time,
             # so bytes per round trip limit the rate.
-            max_batch_size=self.frame_bytes_max + RECORD_OVERHEAD_BYTES,
-            max_request_size=self.frame_bytes_max + RECORD_OVERHEAD_BYTES,
-            request_timeout_ms=int(self._tuning.publish_seconds * 1_000),
-        )
+            room = self.frame_bytes_max + RECORD_OVERHEAD_BYTES
+            self._producer = producer = make_producer(
+                self._kafka,
+                ROLE,
+                max_batch_size=room,
+                max_request_size=room,
+                request_timeout_ms=int(self._tuning.publish_seconds * 1_000),
+            )
+            await start_client(producer)
+        return producer
 
     def _check(self, topic: TopicDescription) -> None:
         """Note how large a record may be.
@@ -241,19 +243,9 @@ class KafkaFrameSink:
         self.frame_bytes_max = bytes_max
 
 
-def _headers_of(
-    traceparents: Sequence[str], count: int
-) -> Sequence[list[tuple[str, bytes]] | None]:
-    """Return the headers of each of `count` records: none, or the one with the frame's trace."""
-    if not traceparents:
-        return [None] * count
-    return [[(TRACEPARENT, each.encode())] if each else None for each in traceparents]
-
-
 async def _last_values(
     consumer: AIOKafkaConsumer, place: TopicPartition, at_most: int
 ) -> list[bytes | None]:
-    """Return the values of the last records that are there now."""
     consumer.assign([place])
     first = (await consumer.beginning_offsets([place]))[place]
     end = (await consumer.end_offsets([place]))[place]

@@ -24,7 +24,7 @@ from chain_kernel.errors import (
     UnknownOutcome,
 )
 from chain_kernel.frame import NONCE_BYTES
-from chain_kernel.model import IntakeMark, LeaseSight, Term
+from chain_kernel.model import IntakeMark, LeaseState, Term
 from chain_kernel.seal import (
     COLUMNS,
     COPY_HEADER,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
     from chain_kernel.clients.pipeline import Pipeline
-    from chain_kernel.clients.postgres import Connection, Record
+    from chain_kernel.clients.postgres import Connection
     from chain_kernel.clock import Clock
     from sequencer.config import SequencerConfig
     from sequencer.stores.session import LeaderSession
@@ -72,11 +72,11 @@ _FENCE: Final = Packing(f"!iiiqi{NONCE_BYTES}siqiqiqiii{SEAL_BYTES}siqiq")
 _FENCE_VALUES: Final = 10
 _PAGE_COLUMNS: Final = 5
 _SERVER_EPOCH_US: Final = 946_684_800_000_000
-"""What the server counts its times from, 2000 UTC, in microseconds since 1970."""
+"""The server's own zero of times, 2000 UTC, in microseconds since 1970."""
 
 
 class Commit:
-    """A batch on its way, and the intake marks that move with it; see `ports.PendingCommit`.
+    """Implements `chain_kernel.ports.PendingCommit`: a batch on its way, with its intake marks.
 
     The session's lock is held from `send` to the end of `outcome`; a commit that follows takes it
     when its own outcome is asked for.
@@ -133,43 +133,36 @@ class Commit:
         is_row = page.row_count == 1
         name = "orderchain_commit_row" if is_row else "orderchain_commit_page"
         columns = page.columns if is_row else page.copied(batch.chain_id)[1:]
-        values = [self._fence_image(), *columns]
-        self._answer = pipeline.execute(name, _FENCE_VALUES + _PAGE_COLUMNS, values)
-
-    def _copying(self) -> tuple[str, list[bytes]]:
-        """Return the statements, the last of which is a COPY, and its data."""
-        chain_id = self._batch.chain_id
-        statements = [
-            call("commit_batch", self._fence_values()),
-            *(call("save_mark", values) for values in mark_values(chain_id, self._intake)),
-            *(call("save_reject", values) for values in reject_values(chain_id, self._intake)),
-            _COPY,
-        ]
-        pages = (page.copied(chain_id) for page in self._batch.pages)
-        return ";".join(statements), [COPY_HEADER, *flatten.from_iterable(pages), COPY_TRAILER]
-
-    def _fence_values(self) -> tuple[object, ...]:
-        """Return the values of `commit_batch`."""
-        term, batch = self._term, self._batch
-        return (
-            batch.chain_id, term.epoch, term.nonce, batch.pid, batch.first_id, batch.last_id,
-            batch.row_count, batch.seal, time_of(batch.committed_at_us * 1_000),
-            self._published_id,
-        )  # fmt: skip
-
-    def _fence_image(self) -> bytes:
-        """Return the same in binary form, each value after its length."""
-        term, batch = self._term, self._batch
-        return _FENCE.pack(
+        # In binary form, each value after its length.
+        term = self._term
+        fence = _FENCE.pack(
             4, batch.chain_id, 8, term.epoch, NONCE_BYTES, term.nonce, 8, batch.pid,
             8, batch.first_id, 8, batch.last_id, 4, batch.row_count, SEAL_BYTES, batch.seal,
             8, batch.committed_at_us - _SERVER_EPOCH_US, 8, self._published_id,
         )  # fmt: skip
+        self._answer = pipeline.execute(name, _FENCE_VALUES + _PAGE_COLUMNS, [fence, *columns])
+
+    def _copying(self) -> tuple[str, list[bytes]]:
+        """Return the statements, the last of which is a COPY, and its data."""
+        term, batch, chain_id = self._term, self._batch, self._batch.chain_id
+        fence = (
+            chain_id, term.epoch, term.nonce, batch.pid, batch.first_id, batch.last_id,
+            batch.row_count, batch.seal, time_of(batch.committed_at_us * 1_000),
+            self._published_id,
+        )  # fmt: skip
+        statements = [
+            call("commit_batch", fence),
+            *(call("save_mark", values) for values in mark_values(chain_id, self._intake)),
+            *(call("save_reject", values) for values in reject_values(chain_id, self._intake)),
+            _COPY,
+        ]
+        pages = (page.copied(chain_id) for page in batch.pages)
+        return ";".join(statements), [COPY_HEADER, *flatten.from_iterable(pages), COPY_TRAILER]
 
     def follow(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> Commit | None:
-        """Send another one after this; see `chain_kernel.ports.PendingCommit.follow`."""
+        """Send another one after this."""
         session = self._session
         if self._has_follower or not self._is_sent or not session.is_open:
             return None
@@ -188,7 +181,7 @@ class Commit:
         return work
 
     async def outcome(self) -> None:
-        """Wait for the end; see `chain_kernel.ports.PendingCommit.outcome`."""
+        """Wait for the end."""
         session = self._session
         if not self._holds_lock:
             await session.lock.acquire()
@@ -196,17 +189,14 @@ class Commit:
         self._is_given_up = not session.is_open
         try:
             async with asyncio.timeout_at(self._turn_ends_at()):
-                await self._sent()
+                if self._answer is None:
+                    raise RuntimeError("the outcome of a commit that was not sent")
+                await self._answer
             session.check_replicated()
         except BaseException as error:  # noqa: BLE001 - raised as what it is
             self._raise(error)
         finally:
             self._let_go()
-
-    def _sent(self) -> asyncio.Future[None]:
-        if self._answer is None:
-            raise RuntimeError("the outcome of a commit that was not sent")
-        return self._answer
 
     def _turn_ends_at(self) -> float:
         """Return the deadline; it is now this one's turn."""
@@ -286,7 +276,7 @@ def reject_values(chain_id: int, intake: Iterable[IntakeMark]) -> list[tuple[obj
 
 
 class PostgresChainStore:
-    """The primary, for one chain, over one direct connection; see `chain_kernel.ports.ChainStore`.
+    """Implements `chain_kernel.ports.ChainStore` over one direct connection to the primary.
 
     After an error in a commit the connection is gone, and `take_over_again` makes a new one: only
     the epoch that it raises makes the outcome of the old transaction certain.
@@ -320,20 +310,20 @@ class PostgresChainStore:
         self._drawn: set[bytes] = set()
         self._extended_until = -1
 
-    async def look(self) -> LeaseSight:
-        """Return who leads; see `chain_kernel.ports.ChainStore.look`."""
+    async def look(self) -> LeaseState:
+        """Return who leads."""
         row = await self._looks.ask(self._config.chain_id, None)
         if row is None:
             raise ChainMissing(self._config.chain_id)
-        return LeaseSight(**row, is_ours=row["nonce"] in self._drawn)
+        return LeaseState(**row, is_ours=row["nonce"] in self._drawn)
 
-    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
-        """Raise the epoch over what was seen; see `chain_kernel.ports.ChainStore.take_over`."""
+    async def take_over(self, owner: str, seen: LeaseState) -> Term:
+        """Raise the epoch over what was seen."""
         await self.line.newest.ask()
         return await self._raise_epoch(owner, seen.epoch, seen.nonce, seen.counter)
 
     async def take_over_again(self, owner: str, held: Term) -> Term:
-        """Raise our own epoch; see `chain_kernel.ports.ChainStore.take_over_again`."""
+        """Raise our own epoch."""
         async with self._between_terms:
             return await self._take_over_again(owner, held)
 
@@ -368,7 +358,7 @@ class PostgresChainStore:
     async def begin(
         self, batch: Batch, *, published_id: int, intake: Sequence[IntakeMark] = ()
     ) -> Commit:
-        """Send the commit of `batch`; see `chain_kernel.ports.ChainStore.begin`."""
+        """Send the commit of `batch`."""
         work = self.commit_of(batch, published_id=published_id, intake=intake)
         await work.send()
         return work
@@ -384,7 +374,7 @@ class PostgresChainStore:
         return batch.last_id < self._extended_until
 
     async def move_intake(self, intake: Sequence[IntakeMark]) -> None:
-        """Store only intake marks; see `chain_kernel.ports.ChainStore.move_intake`."""
+        """Store only intake marks."""
         session = self.session
         async with session.lock:
             term = self._leading()
@@ -403,7 +393,7 @@ class PostgresChainStore:
                 raise
 
     async def has_committed(self, batch: Batch) -> bool:
-        """Return whether `batch` is in the chain; see `chain_kernel.ports.ChainStore`."""
+        """Return whether `batch` is in the chain."""
         # Where our take-over succeeded, only its own session sees what it has ended. Where another
         # leader was faster, any session may see the outcome of our batch.
         session = await self.line.session() if self._session is None else self._session
@@ -416,7 +406,7 @@ class PostgresChainStore:
         return True
 
     async def skip_published(self, after_id: int, until_id: int) -> None:
-        """Record a range that is not published; see `chain_kernel.ports.ChainStore`."""
+        """Record a range that is not published."""
         async with self._between_terms:  # a take-over again ends first: no fence of its own
             session = self.session
         async with session.lock:
@@ -432,20 +422,35 @@ class PostgresChainStore:
                 raise Fenced(term.chain_id, term.epoch)
 
     async def rows_after(self, after_id: int, at_most: int) -> int:
-        """Count the rows after `after_id`; see `chain_kernel.ports.ChainStore.rows_after`."""
+        """Count the rows after `after_id`."""
         term = self._leading()
         row = await self.session.fetch_row("rows_after", term.chain_id, after_id, at_most)
         return int(row[0]) if row else 0
 
     async def batches(self, after_id: int) -> AsyncIterator[Batch]:
-        """Yield the batches after `after_id`; see `chain_kernel.ports.ChainStore.batches`."""
+        """Yield the batches after `after_id`."""
         term = self._leading()
         while row := await self.session.fetch_row("next_batch", term.chain_id, after_id):
-            yield await self._read_batch(term.chain_id, row)
+            stored = await self.session.fetch(
+                "batch_pages", term.chain_id, row["first_id"], row["last_id"]
+            )
+            columns = Columns(*map(list, map(flatten.from_iterable, zip(*stored, strict=True))))
+            yield Batch(
+                chain_id=term.chain_id,
+                epoch=row["epoch"],
+                pid=row["prev_last_id"],
+                first_id=row["first_id"],
+                last_id=row["last_id"],
+                seal_before=row["seal_before"],
+                seal=row["seal"],
+                committed_at_us=ns_of(row["committed_at"]) // 1_000,
+                columns=columns,
+                pages=column_pages(columns),
+            )
             after_id = row["last_id"]
 
     async def intake(self, source: str) -> IntakeMark | None:
-        """Return how far `source` was read; see `chain_kernel.ports.ChainStore.intake`."""
+        """Return how far `source` was read."""
         row = await self.session.fetch_row("intake", self._config.chain_id, source)
         if row is None:
             return None
@@ -499,22 +504,6 @@ class PostgresChainStore:
             return
         await connection.execute(_SQL["extend"], batch.chain_id, batch.last_id)
         self._extended_until = (batch.last_id // span + 1) * span
-
-    async def _read_batch(self, chain_id: int, row: Record) -> Batch:
-        stored = await self.session.fetch("batch_pages", chain_id, row["first_id"], row["last_id"])
-        columns = Columns(*map(list, map(flatten.from_iterable, zip(*stored, strict=True))))
-        return Batch(
-            chain_id=chain_id,
-            epoch=row["epoch"],
-            pid=row["prev_last_id"],
-            first_id=row["first_id"],
-            last_id=row["last_id"],
-            seal_before=row["seal_before"],
-            seal=row["seal"],
-            committed_at_us=ns_of(row["committed_at"]) // 1_000,
-            columns=columns,
-            pages=column_pages(columns),
-        )
 
     def _refusal(self, session: LeaderSession, what: str, error: Exception) -> Exception:
         """Return what to raise for `error`, which came before anything of `what` was done, or left

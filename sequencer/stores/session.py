@@ -96,13 +96,13 @@ _PINNED: Final = {
 
 
 _LOCK_TIMEOUT: Final = "100ms"
-"""How long a shared session waits for the lock of one chain's row; that chain then tries again."""
+"""Time that a shared session waits for the lock of one chain's row; that chain then tries again."""
 
 LOCKED: Final = "55P03"
 """lock_not_available: nothing was done, and the connection is as good as before."""
 
 _PAUSE_PER_LEASE: Final = 0.01
-"""How long chains that share sessions wait for each other, to look and to beat together."""
+"""Time that chains which share sessions wait for each other, to look and to beat together."""
 
 
 def pause_of(config: SequencerConfig, whose: str) -> float:
@@ -314,24 +314,24 @@ class LeaderSession:
         self._pipeline: Pipeline | None = None
         self._is_wait_cancelled = False
         self.is_interrupted = False
-        """Whether a caller left in mid-statement; the answer may still be on its way."""
+        """True if a caller left in mid-statement; the answer may still be on its way."""
         self.lock = asyncio.Lock()
         self.database_id = UUID(int=0)
         """The id of the database that was reached."""
         self.server = ServerIdentity(0, 0)
         """The server that was reached."""
         self.allowed = ""
-        """How many connections the server allows to this login."""
+        """Number of connections that the server allows to this login."""
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection that was neither given up nor lost."""
+        """True if there is a connection that was neither given up nor lost."""
         # Python's own loop drops what is written to a lost one without an error.
         return self._connection is not None and not self._connection.is_closed()
 
     @property
     def is_idle(self) -> bool:
-        """Whether `idle` would not wait."""
+        """True if `idle` would not wait."""
         return self._pipeline is not None and self._pipeline.is_idle and not self.is_interrupted
 
     @property
@@ -563,13 +563,14 @@ class CommitLine:
         self._failed: Exception | None = None  # what the last connect raised
         self.newest = newest or NewestServer(config, clock, whose)
         self.looks = Together(self._look, pause_of(config, whose))
-        """Who leads, in one statement for all chains that ask here at about the same time."""
+        """Looks at who leads, in one statement for all chains that ask here at about the same
+        time."""
         self.allowed = ""
-        """How many connections the server allows; empty before the first."""
+        """Number of connections that the server allows; empty before the first."""
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection that was not given up."""
+        """True if there is a connection that was not given up."""
         return self._session is not None and self._session.is_open
 
     async def session(self) -> LeaderSession:

@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.clients.kafka import (
-    AIOKafkaAdminClient,
     AIOKafkaProducer,
     leave_client,
     make_admin,
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 ROLE: Final = "sequencer"
 
 RECORD_OVERHEAD_BYTES: Final = 512
-"""What a record batch adds to the value of its only record: below 100 bytes, with room."""
+"""Bytes that a record batch adds to the value of its only record: below 100, with room."""
 
 CLOSE_SECONDS: Final = 2.0
-"""How long the client's own stop is awaited. With the broker away it waits until its records have
+"""Time that the client's own stop is awaited. With the broker away it waits until its records have
 expired, which takes up to twice `publish_seconds`."""
 
 _SHARED_BYTES_MAX: Final = 2**16
@@ -157,16 +156,10 @@ class SharedProducer:
                 found = await describe_topics(admin, self._kafka, set(names.values()))
                 return {chain_id: found[name] for chain_id, name in names.items()}
             except OrderchainError:
-                return {
-                    chain_id: await _described(admin, self._kafka, name)
-                    for chain_id, name in names.items()
-                }
-
-
-async def _described(
-    admin: AIOKafkaAdminClient, kafka: KafkaConfig, name: str
-) -> TopicDescription | OrderchainError:
-    try:
-        return await describe_topic(admin, kafka, name)
-    except OrderchainError as error:
-        return error
+                answers: dict[int, TopicDescription | OrderchainError] = {}
+                for chain_id, name in names.items():
+                    try:
+                        answers[chain_id] = await describe_topic(admin, self._kafka, name)
+                    except OrderchainError as error:
+                        answers[chain_id] = error
+                return answers

@@ -27,12 +27,12 @@ _SQL: Final = load_sql("sequencer", "queries.sql")
 
 _TERMINATE_SECONDS_MAX: Final = 5.0
 _TERMINATE_SHARE: Final = 0.5
-"""How long the end of the old backend is awaited, at most and as a share of a commit's deadline: a
+"""Time that the end of the old backend is awaited, at most and as a share of a commit's deadline: a
 live one ends at once, and the compare-and-set that follows waits for its locks anyway."""
 
 
 class Secrets(NamedTuple):
-    """What a take-over draws: never drawn before, and impossible to guess."""
+    """The secrets that a take-over draws: never drawn before, and impossible to guess."""
 
     nonce: bytes
     """Published with every frame of the term."""

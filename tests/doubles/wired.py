@@ -15,7 +15,7 @@ from chain_kernel.errors import (
     RetryError,
     UnknownOutcome,
 )
-from chain_kernel.model import IntakeMark, LeaseSight, Term
+from chain_kernel.model import IntakeMark, LeaseState, Term
 from chain_kernel.ports import SourceRecord
 from chain_kernel.seal import Batch
 from chain_kernel.testing.memory_log import MemoryFrameSink, MemoryLog
@@ -113,7 +113,7 @@ class WiredChainStore:
     move_intake = _question("move_intake", needs_row=True)
     skip_published = _question("skip_published", needs_row=True)
 
-    async def take_over(self, owner: str, seen: LeaseSight) -> Term:
+    async def take_over(self, owner: str, seen: LeaseState) -> Term:
         """Raise the epoch; see `chain_kernel.ports.ChainStore.take_over`."""
         if self._hosts.first != self._hosts.newest:
             self.lose_connection()  # another one may have been promoted since it was opened
@@ -133,7 +133,7 @@ class WiredChainStore:
                 nonce = found
 
     async def _own(self, held: Term) -> bytes:
-        sight: LeaseSight = await self.look()
+        sight: LeaseState = await self.look()
         return sight.nonce if sight.is_ours else held.nonce
 
     async def _raise_over(self, owner: str, nonce: bytes, counter: int | None = None) -> Term:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
     from typing import Any
 
-    from chain_kernel.model import Event, FrameTerm, IntakeMark, Mark, Run, Standing
+    from chain_kernel.model import ChainPosition, Event, FrameTerm, IntakeMark, Mark, Run
     from chain_kernel.ports import GapSource
     from chain_kernel.seal import Batch
     from tests.judge.chain_bytes import Row
@@ -86,7 +86,7 @@ class SeenGaps:
     def chain_id(self) -> int:
         return self._source.chain_id
 
-    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
         began = asyncio.get_running_loop().time()
         standing = await self._source.standing(at_id, batch_id)
         if self._sees_looks and standing.is_primary:

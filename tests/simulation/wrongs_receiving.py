@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 
     from chain_kernel.frame import FrameHeader
-    from chain_kernel.model import Cause, Run, Standing
-    from matcher_receiver.decisions import FrameDecision, StandingDecision
+    from chain_kernel.model import Cause, ChainPosition, Run
+    from matcher_receiver.decisions import FrameDecision, PositionDecision
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def standby_believed() -> Iterator[None]:
     """What a standby says of our place counts as the primary's word."""
     judge = ReceiveCore.judge_standing
 
-    def believe(self: ReceiveCore, standing: Standing, cause: Cause) -> StandingDecision:
+    def believe(self: ReceiveCore, standing: ChainPosition, cause: Cause) -> PositionDecision:
         return judge(self, msgspec.structs.replace(standing, is_primary=True), cause)
 
     with patch.object(ReceiveCore, "judge_standing", believe):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from chain_kernel.errors import CheckpointLost, HaltError, OrderchainError
 from chain_kernel.frame import FrameHeader, decode_body, decode_header, encode_frame
-from chain_kernel.model import Event, Mark, Run, Standing
+from chain_kernel.model import ChainPosition, Event, Mark, Run
 from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryGapSource
 from chain_kernel.testing.memory_store import MemoryDatabase
 from gapfill.batch_proof import BatchMarks, CutPage, StoredBatch
@@ -247,8 +247,8 @@ def _go_on(core: ReceiveCore, decision: Any) -> None:
         core.deny_gap()
 
 
-def _standing(source: MemoryGapSource, at_id: int, batch_id: int | None = None) -> Standing:
-    standing: Standing = done_now(source.standing(at_id, batch_id))
+def _standing(source: MemoryGapSource, at_id: int, batch_id: int | None = None) -> ChainPosition:
+    standing: ChainPosition = done_now(source.standing(at_id, batch_id))
     return standing
 
 

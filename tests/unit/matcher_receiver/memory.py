@@ -15,7 +15,7 @@ from chain_kernel.errors import (
     HaltError,
     StillHalted,
 )
-from chain_kernel.model import Gap, Mark, Run, Standing
+from chain_kernel.model import ChainPosition, Gap, Mark, Run
 from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
 from chain_kernel.testing.memory_receiver import MemoryGapSource
 from tests.builders.chains import Chain
@@ -47,7 +47,7 @@ class MemorySource(MemoryGapSource):
             self.before_page()
         return await work()
 
-    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
         self.reads += 1
         return await super().standing(at_id, batch_id)
 

@@ -15,7 +15,7 @@ from chain_kernel.errors import (
     SettingError,
 )
 from chain_kernel.frame import FrameHeader
-from chain_kernel.model import Event, Mark, Run, Standing
+from chain_kernel.model import ChainPosition, Event, Mark, Run
 from matcher_receiver.core import NONCES_MAX, ReceiveCore
 from matcher_receiver.decisions import (
     CHECK_LINK,
@@ -36,9 +36,9 @@ OTHER_DATABASE = UUID("9f2c2a52-7c5e-4e0a-9d53-0d1f2f0a7a11")
 OTHER_SEAL = b"\7" * 32
 
 
-def standing_of(chain: Chain, at_id: int, *, is_primary: bool = True) -> Standing:
+def standing_of(chain: Chain, at_id: int, *, is_primary: bool = True) -> ChainPosition:
     mark = chain.mark(at_id) if at_id in (0, *chain.ids) else None
-    return Standing(head=chain.head(), mark=mark, is_primary=is_primary, terms=chain.terms)
+    return ChainPosition(head=chain.head(), mark=mark, is_primary=is_primary, terms=chain.terms)
 
 
 def proven_at(chain: Chain, batch: int, row_id: int) -> Mark:
@@ -115,7 +115,7 @@ def test_standby_makes_no_nonce_known(chain: Chain, *, is_primary: bool) -> None
     assert known is is_primary
 
 
-def contradicting(chain: Chain, fault: str, *, is_primary: bool) -> Standing:
+def contradicting(chain: Chain, fault: str, *, is_primary: bool) -> ChainPosition:
     """What a server says that contradicts those who are at the end of the chain."""
     standing = standing_of(chain, chain.mark().id, is_primary=is_primary)
     replace = msgspec.structs.replace

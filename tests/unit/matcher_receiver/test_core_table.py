@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from chain_kernel.frame import FrameHeader
-from chain_kernel.model import Mark, Standing
+from chain_kernel.model import ChainPosition, Mark
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import (
     CHECK_EPOCH,
@@ -97,7 +97,8 @@ def cores(chain: Chain) -> Iterator[ReceiveCore]:
     for at_id in (chain.batches[0].last_id, chain.batches[1].events[3].id):
         core = ReceiveCore(chain.chain_id, chain.mark(at_id))
         core.judge_standing(
-            Standing(head=chain.head(), mark=core.head, is_primary=True, terms=chain.terms), "start"
+            ChainPosition(head=chain.head(), mark=core.head, is_primary=True, terms=chain.terms),
+            "start",
         )
         core.go_live()
         yield core

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from chain_kernel.clock import SystemClock
-from chain_kernel.model import LeaseSight
+from chain_kernel.model import LeaseState
 from chain_kernel.text import SummedLog
 from sequencer import SequencerConfig, leadership
 from sequencer.leadership import LeaseWatch
@@ -17,8 +17,8 @@ from sequencer.stats import SequencerCounters
 LEASE_NS = 1_000
 
 
-def sight(counter: int = 1, *, released: bool = False) -> LeaseSight:
-    return LeaseSight(
+def sight(counter: int = 1, *, released: bool = False) -> LeaseState:
+    return LeaseState(
         epoch=1, nonce=b"n", counter=counter, released=released, owner="a", topic="t", partition=0
     )
 

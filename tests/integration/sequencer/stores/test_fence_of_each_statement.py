@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from chain_kernel.errors import Fenced, PrimaryBehind, RetryError
-from chain_kernel.model import ClientNumber, IntakeMark, KeyPage, LeaseSight, Term
+from chain_kernel.model import ClientNumber, IntakeMark, KeyPage, LeaseState, Term
 from chain_kernel.sql import SEQUENCER_WRITER
 from sequencer import Order
 from sequencer.core import SequencerCore
@@ -46,7 +46,7 @@ LATER_BEAT = "UPDATE chain_lease SET counter = counter + 1 WHERE chain_id = 1"
 class Led:
     """A leader of one chain, by its parts, and what its database holds."""
 
-    seen: LeaseSight
+    seen: LeaseState
 
     def __init__(self, chain: Chain, store: PostgresChainStore, term: Term) -> None:
         self.chain, self.store, self.term = chain, store, term

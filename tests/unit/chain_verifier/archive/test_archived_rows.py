@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chain_kernel.errors import ForkFound, InputError, RetryError, RowsArchived, SealMismatch
-from chain_kernel.model import ChainHead, Event, Mark, Standing
+from chain_kernel.model import ChainHead, ChainPosition, Event, Mark
 from chain_verifier.archive import archived_rows
 from chain_verifier.archive.archived_rows import SOURCE, ArchivedRows
 from chain_verifier.archive.manifest import chain_folder, load_manifest
@@ -27,12 +27,12 @@ def mark_after(batch: Committed) -> Mark:
 START = Mark(id=0, batch_last_id=0, seal=BATCHES[0].seal_before, epoch=0)
 
 
-def standing_at(mark: Mark | None, database_id: uuid.UUID = DATABASE_ID) -> Standing:
+def standing_at(mark: Mark | None, database_id: uuid.UUID = DATABASE_ID) -> ChainPosition:
     head = ChainHead(
         chain_id=CHAIN_ID, database_id=database_id, epoch=9, nonce=b"", last_id=CHAIN.head,
         last_seal=BATCHES[-1].seal, published_id=CHAIN.head, topic="t", partition=0,
     )  # fmt: skip
-    return Standing(head=head, mark=mark, is_primary=True)
+    return ChainPosition(head=head, mark=mark, is_primary=True)
 
 
 EDGE = standing_at(mark_after(BOUNDARY))

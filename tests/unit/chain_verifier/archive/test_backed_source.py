@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chain_kernel.errors import InputError, RetryError, RowsArchived, RowsMissing
-from chain_kernel.model import ChainHead, Event, Mark, Run, Standing
+from chain_kernel.model import ChainHead, ChainPosition, Event, Mark, Run
 from chain_verifier.archive.backed_source import ArchiveBackedSource
 
 HEAD = 90
@@ -34,14 +34,14 @@ class Database:
         self.moves = list(moves)
         self.is_closed = False
 
-    async def standing(self, at_id: int, batch_id: int | None = None) -> Standing:
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
         if 0 < at_id < self.boundary:
             raise RowsArchived(1, at_id, self.boundary)
         head = ChainHead(
             chain_id=1, database_id=uuid.UUID(int=1), epoch=1, nonce=b"", last_id=HEAD,
             last_seal=bytes(32), published_id=HEAD, topic="t", partition=0,
         )  # fmt: skip
-        return Standing(head=head, mark=mark(at_id), is_primary=True)
+        return ChainPosition(head=head, mark=mark(at_id), is_primary=True)
 
     async def runs(
         self, after: Mark, until_id: int, *, from_primary: bool = False
@@ -73,12 +73,12 @@ class Archive:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
 
-    async def mark_at(self, at_id: int, boundary: Standing) -> Mark | None:
+    async def mark_at(self, at_id: int, boundary: ChainPosition) -> Mark | None:
         self.asked.append(("mark", at_id, boundary.mark and boundary.mark.id))
         return mark(at_id)
 
     async def runs(
-        self, after: Mark, until_id: int, boundary: Standing
+        self, after: Mark, until_id: int, boundary: ChainPosition
     ) -> AsyncGenerator[Run, None]:
         self.asked.append(("runs", after.id, until_id, boundary.mark and boundary.mark.id))
         yield run_of(after.id, until_id, "archive")
@@ -137,7 +137,7 @@ async def test_a_boundary_that_rises_between_two_questions_is_tried_again_later(
 async def test_what_the_archive_raises_comes_out_and_nothing_behind_it() -> None:
     class Broken(Archive):
         async def runs(
-            self, after: Mark, until_id: int, boundary: Standing
+            self, after: Mark, until_id: int, boundary: ChainPosition
         ) -> AsyncGenerator[Run, None]:
             yield run_of(after.id, after.id + 1, "archive")
             raise InputError("archive", "broken", "whole")
