@@ -22,7 +22,7 @@ import msgspec
 
 from benchmarks.host import RESULTS
 from benchmarks.report import FLUSH_ALONE
-from benchmarks.spreads import table
+from benchmarks.spreads import table, with_lines
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -287,12 +287,6 @@ def _checks(report: str) -> Iterator[Sequence[str]]:
         yield f"{rows:,}", f"{times.measured_rate:,.0f}", f"{rate:,.0f}", f"{off:+.0%}"
 
 
-def _fleets(report: str) -> Iterator[Sequence[str]]:
-    columns = [_column(report, *each) for each in ASKED]
-    for name in columns[0]:
-        yield name, *(column[name] for column in columns)
-
-
 def _column(report: str, power: int, rows: int) -> dict[str, str]:
     times = times_of(report, rows)
     rate = 10**power / 86_400 * PEAK
@@ -317,13 +311,11 @@ def _column(report: str, power: int, rows: int) -> dict[str, str]:
 
 def with_tables(page: str, report: str) -> str:
     """Return the page with both tables between its marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name} has no line {BEGIN!r} with {END!r} after it")
     checks = table(("batch", "measured, orders/s", "model", "off by"), _checks(report))
     asked = ("a day", *(f"10^{power}" for power, _ in ASKED))
-    return "\n".join([before + BEGIN, *checks, "", *table(asked, _fleets(report)), END]) + after
+    columns = [_column(report, *each) for each in ASKED]
+    fleets = ((name, *(column[name] for column in columns)) for name in columns[0])
+    return with_lines(page, BEGIN, END, [*checks, "", *table(asked, fleets)])
 
 
 def off_by(report: str) -> float:

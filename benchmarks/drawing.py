@@ -52,20 +52,6 @@ def _new(title: str, width: float = 8.0, columns: int = 1, **axes: Any) -> tuple
     return figure, found if columns > 1 else found[0]
 
 
-def _bar(
-    axes: Any,  # noqa: ANN401
-    at: float,
-    spread: Spread | None,
-    width: float,
-    colour: str,
-    label: str,
-) -> None:
-    if spread is not None:
-        error = [[spread.median - spread.low], [spread.high - spread.median]]
-        axes.bar(at, spread.median, width, color=colour, label=label, yerr=error,
-                 error_kw={"elinewidth": 1, "ecolor": "#333333", "capsize": 2})  # fmt: skip
-
-
 def _line(axes: Any, spreads: Iterable[tuple[int, Spread | None]], colour: str, label: str) -> None:  # noqa: ANN401
     """Draw medians as a line, from the lowest to the highest as a band."""
     found = {at: spread for at, spread in spreads if spread is not None}
@@ -74,12 +60,6 @@ def _line(axes: Any, spreads: Iterable[tuple[int, Spread | None]], colour: str, 
         axes.plot(list(found), medians, "o-", color=colour, label=label)
         lows, highs = zip(*((spread.low, spread.high) for spread in found.values()), strict=True)
         axes.fill_between(list(found), lows, highs, color=colour, alpha=0.15, linewidth=0)
-
-
-def _ticks(axes: Any, titles: Iterable[str]) -> None:  # noqa: ANN401
-    named = list(titles)
-    axes.set_xticks(range(len(named)), named)
-    axes.yaxis.set_major_formatter(_thousands)
 
 
 def _thousands(value: float, _: int) -> str:
@@ -101,9 +81,19 @@ def _draw_comparison(lines: Lines) -> Figure:
     for index, members in enumerate(groups.values()):
         for place, (rival, rows) in enumerate(members):
             at = index + (place - (len(members) - 1) / 2) * 0.17
-            spread = lines.spread(f"{rival} {rows}", RATE)
-            _bar(axes, at, spread, 0.15, _COLOURS[rival], rival_of(rival).title)
-    _ticks(axes, groups)
+            if spread := lines.spread(f"{rival} {rows}", RATE):
+                axes.bar(
+                    at,
+                    spread.median,
+                    0.15,
+                    color=_COLOURS[rival],
+                    label=rival_of(rival).title,
+                    # A whisker from the lowest to the highest.
+                    yerr=[[spread.median - spread.low], [spread.high - spread.median]],
+                    error_kw={"elinewidth": 1, "ecolor": "#333333", "capsize": 2},
+                )
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.yaxis.set_major_formatter(_thousands)
     _legend(axes, loc="upper left")
     return figure
 

@@ -79,7 +79,11 @@ def _comparison(scope: Scope) -> list[Arm]:
     ]
     found.append(load_arm(scope, "event_sourcing", 1_000, **_FAR))
     if scope.is_quick:
-        return [arm for arm in found if _is_quick(arm.name)]
+        return [
+            arm
+            for arm in found
+            if arm.name not in LEFT_OUT_OF_QUICK and (" 100" not in arm.name or " 1000" in arm.name)
+        ]
     larger = {"payload_bytes": LARGER_BYTES, "orders": _LARGER_ORDERS}
     of_size = f"1000 of {LARGER_BYTES} bytes"
     found += [
@@ -89,10 +93,6 @@ def _comparison(scope: Scope) -> list[Arm]:
         name = f"engine {of_size} {IN_PYTHON}"
         found.append(load_arm(scope, "engine", 1_000, name=name, **larger, **KINDS[IN_PYTHON]))
     return found
-
-
-def _is_quick(arm: str) -> bool:
-    return arm not in LEFT_OUT_OF_QUICK and (" 100" not in arm or " 1000" in arm)
 
 
 # -- batch_size: how does the size of a batch affect the rate of each stage? -----------------------

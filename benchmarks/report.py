@@ -49,6 +49,7 @@ from benchmarks.spreads import (
     own_share,
     per_million,
     table,
+    with_lines,
 )
 from chain_kernel.errors import RefusedError
 
@@ -91,7 +92,10 @@ def _page(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
         section = _SECTIONS[name]
         yield from (f"## {question_of(name).title}", "", *section.before(these))
         yield from table(section.headers, section.rows(these))
-        yield from (*section.after(these), *_left_out(these), "")
+        yield from section.after(these)
+        for line in these.failed:
+            yield from ("", f"**No figure**: {line.arm}, repeat {line.repeat + 1}: {line.failure}")
+        yield ""
 
 
 def _measured_under(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
@@ -112,12 +116,6 @@ def _measured_under(folder: Path, lines: Mapping[str, Lines]) -> Iterator[str]:
 
 def _listed(values: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _left_out(lines: Lines) -> Iterator[str]:
-    for line in lines.failed:
-        yield ""
-        yield f"**No figure**: {line.arm}, repeat {line.repeat + 1}: {line.failure}"
 
 
 # -- a section per question: a row for each arm ----------------------------------------------------
@@ -155,10 +153,6 @@ class _Section(NamedTuple):
 
 def _spaced(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _count(arm: str) -> str:
-    return f"{int(arm.split(' ')[0]):,}"
 
 
 def _rate_of(is_persisting: bool) -> str:
@@ -298,7 +292,7 @@ def _to_pipe(lines: Lines, rate: int, way: str) -> list[float]:
 def _scale(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
     rates = lines.spread(arm, RATE), lines.ratio(arm, lines.arms[0], RATE)
     memory = (lines.spread(arm, f"{end}_memory_mib") for end in ("producer", "receiver"))
-    return _count(arm), *rates, *memory
+    return f"{int(arm.split(' ')[0]):,}", *rates, *memory
 
 
 def _figures(
@@ -434,7 +428,7 @@ def _rates(lines: Lines) -> Iterator[Sequence[str]]:
             title += f", {NOT_COMPARED}"
         if name == "common_way":
             sizes[1] = f"{name} {COMMON_ROWS}"
-            title += f" (at {COMMON_ROWS})"
+            title += f", {COMMON_ROWS} a transaction"
         cells = [cell(lines.spread(arm, RATE)) for arm in sizes]
         if any(text != "-" for text in cells):
             yield title, *cells
@@ -459,14 +453,10 @@ def _latency(lines: Lines, arm: str) -> str:
 
 def with_tables(text: str, comparison: Lines, open_load: Lines) -> str:
     """Return `text` with the tables of README between its marks. Raises ValueError without them."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{README.name} has no line {BEGIN!r} with {END!r} after it")
     shown = [*table(_RATE_HEADERS, _rates(comparison))]
     if latencies := list(_latencies(open_load)):
         shown += ["", *table((_LATENCY_HEADER, *(f"{rate:,}/s" for rate in RATES)), latencies)]
-    return "\n".join([before + BEGIN, *shown, END]) + after
+    return with_lines(text, BEGIN, END, shown)
 
 
 def main() -> None:

@@ -159,6 +159,15 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
         yield f"|{'|'.join(row)}|"
 
 
+def with_lines(page: str, begin: str, end: str, lines: Iterable[str]) -> str:
+    """Return `page` with `lines` between its two marks. Raises ValueError without them."""
+    before, found, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"the page has no line {begin!r} with {end!r} after it")
+    return "\n".join([before + begin, *lines, end]) + after
+
+
 def cell(spread: Spread | None) -> str:
     """Return a median with its spread as it is read; `-` where nothing was measured."""
     if spread is None:

@@ -80,7 +80,7 @@ class HomeLoop:
             self.running()
 
     def running(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop. Raises as `check`."""
+        """Return the running loop. Raises SettingError where it is another one."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

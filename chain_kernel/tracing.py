@@ -106,7 +106,22 @@ class Tracing:
         leader committed has none: its frames begin a trace. A heartbeat has no span, and an empty
         text.
         """
-        spans = [self._publication(frame, commits) for frame in frames]
+        spans: list[Span] = []
+        for header in map(decode_header, frames):
+            span: Span = self._api.INVALID_SPAN
+            if header.count:
+                span = self._span(
+                    "orderchain.publish",
+                    self._api.SpanKind.PRODUCER,
+                    commits.get(header.seal_before, self._root),
+                    None,
+                    chain_id=header.chain_id,
+                    first_id=header.first_id,
+                    last_id=header.last_id,
+                    rows=header.count,
+                    epoch=header.epoch,
+                )
+            spans.append(span)
         try:
             yield [self._traceparent(span) for span in spans]
         except BaseException as error:
@@ -153,22 +168,6 @@ class Tracing:
         if gap.outcome != "filled":
             span.set_status(self._api.Status(self._api.StatusCode.ERROR, gap.outcome))
         span.end(gap.found_at_ns + gap.duration_ns)
-
-    def _publication(self, frame: bytes, commits: Mapping[bytes, Context]) -> Span:
-        header = decode_header(frame)
-        if header.count == 0:
-            return self._api.INVALID_SPAN
-        return self._span(
-            "orderchain.publish",
-            self._api.SpanKind.PRODUCER,
-            commits.get(header.seal_before, self._root),
-            None,
-            chain_id=header.chain_id,
-            first_id=header.first_id,
-            last_id=header.last_id,
-            rows=header.count,
-            epoch=header.epoch,
-        )
 
     def _span(
         self,

@@ -398,15 +398,14 @@ def _read(pages: Sequence[ReadPage]) -> asyncio.Future[list[ReadPage]]:
 
 def _pages_of(found: Sequence[Any]) -> list[ReadPage]:
     """Return the pages that hold rows of the range, up to the first that lacks values."""
-    whole = takewhile(lambda row: row["lacks"] is None, found)
-    return [_page_of(row) for row in whole if row["id_images"] or row["ids"]]
-
-
-def _page_of(row: Any) -> ReadPage:  # noqa: ANN401 - a record of asyncpg
-    if row["id_images"]:
-        return PageImage.of_columns(*_images_of(row))
-    # The driver is faster with a part of a page, which proves nothing.
-    return CutPage(list(map(Event, *_columns_of(row))))
+    pages: list[ReadPage] = []
+    for row in takewhile(lambda row: row["lacks"] is None, found):
+        if row["id_images"]:
+            pages.append(PageImage.of_columns(*_images_of(row)))
+        elif row["ids"]:
+            # The driver is faster with a part of a page, which proves nothing.
+            pages.append(CutPage(list(map(Event, *_columns_of(row)))))
+    return pages
 
 
 def _events_of(pages: Sequence[ReadPage]) -> list[Event]:

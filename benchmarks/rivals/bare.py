@@ -1,11 +1,11 @@
-"""The ceilings and the common way: rivals of our own making, over the same PostgreSQL and Kafka.
+"""Rivals of our own making, over the same PostgreSQL and Kafka: the ceilings, and `CommonWay`.
 
 The ceilings are bytes made before, one COPY and one send per batch, decoded and not checked.
 `BarePages` writes to the engine's own table, a page per batch; `BarePipe` a row per order, to a
 table of the benchmarks' own: an engine with a row of its own for each order stores this, with the
 columns, the key, the CHECK and the partitions that it needs for that.
 
-The common way is the flow of warpexchange's sequencer (github.com/michaelliao/warpexchange, Java),
+`CommonWay` is the flow of warpexchange's sequencer (github.com/michaelliao/warpexchange, Java),
 in Python: number and serialise each message, insert the rows one by one in one transaction, then
 send each. Its receiver handles one message at a time, and compares the previous id with the last.
 """
@@ -225,7 +225,7 @@ class BarePages(Rival):
         await super().clean_up(venue)
 
 
-# -- the common way: a row per INSERT, a transaction per batch, a JSON record per order ------------
+# -- a row per INSERT, a transaction per batch, a JSON record per order ----------------------------
 
 
 class _Message(msgspec.Struct, gc=False, rename="camel"):
@@ -243,7 +243,7 @@ _decode = msgspec.json.Decoder(_Message).decode
 
 
 class _CommonProducer(_StoringProducer):
-    """The sequencer of the common way."""
+    """Numbers, inserts and sends one by one."""
 
     role = "admin"
 
@@ -262,7 +262,7 @@ class _CommonProducer(_StoringProducer):
 
 
 class _CommonReceiver(RecordSource):
-    """The receiver of the common way."""
+    """Takes one record at a time."""
 
     async def receive(self, until_rows: int) -> None:
         tally = self.tally
@@ -278,7 +278,7 @@ class _CommonReceiver(RecordSource):
 class CommonWay(Rival):
     """Row by row into the database, message by message to the broker and from it."""
 
-    title = "the common way"
+    title = "an INSERT and a JSON record per order"
     producer = _CommonProducer
     receiver = _CommonReceiver
     topic = "common"

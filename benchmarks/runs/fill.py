@@ -57,16 +57,6 @@ _FLAT_COUNT: Final = 4
 LENGTHS: Final = (100_000, _MIDDLE_ROWS, 10_000_000)
 
 
-def _gaps() -> dict[str, Gap]:
-    ranges = {f"{rows:,} orders": Gap(rows, count) for rows, count in _RANGES.items()}
-    flat = {
-        flat_name(length, is_warm=is_warm): Gap(_FLAT_ROWS, _FLAT_COUNT, length, False, is_warm)
-        for is_warm in (True, False)
-        for length in LENGTHS
-    }
-    return ranges | flat
-
-
 def flat_name(length: int, *, is_warm: bool) -> str:
     """Return the name of the arm that fills gaps in a chain of so many rows."""
     return f"{_FLAT_ROWS:,} of {length:,} rows, {'warm' if is_warm else 'cold'}"
@@ -74,9 +64,15 @@ def flat_name(length: int, *, is_warm: bool) -> str:
 
 def arms(_: Scope) -> list[Arm]:
     """Return ranges beside a SELECT, then the same gap in chains of different length."""
+    ranges = {f"{rows:,} orders": Gap(rows, count) for rows, count in _RANGES.items()}
+    flat = {
+        flat_name(length, is_warm=is_warm): Gap(_FLAT_ROWS, _FLAT_COUNT, length, False, is_warm)
+        for is_warm in (True, False)
+        for length in LENGTHS
+    }
     return [
         Arm(name=name, settings=msgspec.to_builtins(gap), repeats_max=_REPEATS_MAX)
-        for name, gap in _gaps().items()
+        for name, gap in (ranges | flat).items()
     ]
 
 

@@ -194,7 +194,8 @@ class Pacing:
             due = min(every, int(elapsed_ns * self._job.rate_per_second / 1e9) + 1)
             count = min(due - sent, _ROWS_MAX)
             if elapsed_ns >= 0 and count > 0:
-                await hand_over(sent, self._taken(count))
+                self._make(count)
+                await hand_over(sent, [self._ahead.popleft() for _ in range(count)])
                 sent += count
             if count < _ROWS_MAX:  # else more is due already
                 tick_ns = max(tick_ns + _TICK_NS, time.monotonic_ns())
@@ -204,11 +205,6 @@ class Pacing:
         now_ns = time.monotonic_ns()
         for number in range(first, first + count):
             self.acks_ns[number] = now_ns
-
-    def _taken(self, count: int) -> list[Order]:
-        self._make(count)
-        next_one = self._ahead.popleft
-        return [next_one() for _ in range(count)]
 
     def _make(self, count: int) -> None:
         while len(self._ahead) < count and (some := next(self._made, None)):

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL: how one is opened, and in one line why none is.
+"""Connections to PostgreSQL: opening one, and one line that says why there is none.
 
 No other module opens a connection of asyncpg.
 """
@@ -176,7 +176,7 @@ async def fetch_of_owner(
     *values: object,
     timeout: float | None = None,
 ) -> list[Record]:
-    """Return the rows of a statement on a caller's connection, which is set up as its owner likes.
+    """Return the rows of a statement on a caller's connection, whatever its owner has set up.
 
     Its records are the driver's own, whatever class the owner has chosen. The rest is the
     statement's: an owner may have changed how each type travels (`set_type_codec`) and where names
@@ -203,19 +203,30 @@ async def connect(
 ) -> Connection:
     """Return a new connection to the first acceptable server of those that `config` names.
 
-    Each of them, and each address of a name, gets its share of `within_seconds`, so that an
-    unresponsive one does not keep us from the next. `settings` are those of the session: they take
-    precedence over those of `config`, which do over what is `PINNED`.
-    `statement_seconds` is the deadline of each statement that has none of its own. `is_direct`
-    refuses a pooler; `is_pooled` makes no prepared statements, which a pooler would mix up.
-    `server` accepts that one alone. Else, where `config` wants the newest of several hosts, or of a
+    Each of them, and each address of a name, gets its share of the time, so that an unresponsive
+    one does not keep us from the next. Where `config` wants the newest of several hosts, or of a
     name with several addresses, each is asked, and the one on the highest timeline is taken: of two
-    that say that they are the primary, the other one was replaced. None is taken where two servers
-    are on that timeline (SeveralPrimaries). One that `was_replaced` by a primary that is not among
-    them is taken only where no other answers.
-    The first connection to a host where another machine may pose as the server logs a warning.
-    Raises ConnectError, which reports in one line what each server lacks; RetryError where that may
-    pass: a server starts, stops or is full, or none has the wanted role now; PoolerFound.
+    that say that they are the primary, the other one was replaced. The first connection to a host
+    where another machine may pose as the server logs a warning.
+
+    Args:
+        config: the hosts, and how to log in.
+        application_name: the name in `pg_stat_activity`, unless `config` has another.
+        within_seconds: the time for all servers together.
+        settings: settings of the session: they take precedence over those of `config`, which do
+            over what is `PINNED`.
+        statement_seconds: the deadline of each statement that has none of its own.
+        is_direct: refuse a pooler.
+        is_pooled: make no prepared statements, which a pooler would mix up.
+        server: accept this one alone.
+        was_replaced: returns whether a server was replaced by a primary that may not be among the
+            hosts: such a one is taken only where no other answers.
+
+    Raises:
+        ConnectError: no server can be used; one line says what each lacks.
+        RetryError: that may pass: a server starts, stops or is full, or none has the wanted role.
+        SeveralPrimaries: two servers are on the highest timeline.
+        PoolerFound: a pooler answers where a direct connection is needed.
     """
     try:
         warn_of_exposure(config)
@@ -244,7 +255,10 @@ async def primaries(
 ) -> dict[str, ServerIdentity | None]:
     """Return for each host which primary it says that it is; None for a standby, or no answer.
 
-    Two ways to one primary are one. Raises SettingError where a file of `config` cannot be read.
+    Two ways to one primary are one.
+
+    Raises:
+        SettingError: a file of `config` cannot be read.
     """
     wanted = replace(config, target_session_attrs="primary")
     options = _options(wanted, application_name, {}, is_pooled=False)
@@ -277,7 +291,8 @@ async def _first(
     is_direct: bool,
     wanted: ServerIdentity | None = None,
 ) -> Connection:
-    """Return a connection to the first acceptable server at `places`; see `connect`."""
+    """Return a connection to the first acceptable server at `places`, each with a share of the time
+    until `end`; `wanted` is the only one that is accepted."""
     loop = asyncio.get_running_loop()
     wanted_role = config.target_session_attrs or "any"
     # Any server is accepted only when no standby is.
@@ -324,7 +339,7 @@ async def _newest(
 ) -> Connection:
     """Return the connection to the server on the highest timeline; the others are ended.
 
-    `opening` is by the first place of each host. See `connect` for `was_replaced`.
+    `opening` is by the first place of each host.
     """
     tasks = {host: asyncio.ensure_future(_with_server(each)) for host, each in opening.items()}
     newest: tuple[Connection, Record] | None = None
@@ -412,9 +427,9 @@ def _is_final(task: asyncio.Future[Any]) -> bool:
 
 
 def _keep_dark(tasks: Mapping[Place, asyncio.Future[Any]], silent: Set[Any]) -> None:
-    """Keep in mind which hosts are silent: those whose tasks are in `silent`, and go on.
+    """Remember which hosts are silent: those whose tasks are in `silent`, and still run.
 
-    Loops of several threads share what is kept.
+    Loops of several threads share what is remembered.
     """
     now = asyncio.get_running_loop().time()
     for host, until in list(_DARK_UNTIL.items()):
@@ -432,12 +447,10 @@ def _require_one(
     answered: Sequence[tuple[Connection, Record]],
     config: DatabaseConfig,
 ) -> None:
-    """Raise SeveralPrimaries where another server writes the same timeline.
+    """Raise SeveralPrimaries where another server writes the same timeline, or is another cluster.
 
-    Neither replaces the other.
-
-    Both were promoted, or one is a copy of the other's files. What one has the other may lack. So
-    is a primary of another cluster, as before an upgrade: their timelines say nothing.
+    Neither replaces the other: both were promoted, or one is a copy of the other's files, and what
+    one has the other may lack. Timelines of two clusters, as before an upgrade, say nothing.
     """
     clusters = {each["system_identifier"] for _, each in answered if each["timeline"]}
     if len(clusters) > 1:

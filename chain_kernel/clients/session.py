@@ -303,11 +303,11 @@ class Session:
     statement leaves on the wire is not worth knowing. A session that lingers also closes it by
     itself. `close` ends it; a later use opens it again.
 
-    Every method raises what `statement_refusal` returns, RetryError where it is not known whether
-    the statement was executed, and what `connect` raises. `prepare` runs on each new connection,
-    for checks and listeners; what it raises is treated like a statement's error. `refusal` is
-    called before `statement_refusal`, and returns None for what it does not know. `server`: the
-    only one that it connects to; other hosts are passed over. `random`: for simulations.
+    Raises:
+        RetryError: it is not known whether the statement was executed.
+        ConnectError: the settings cannot lead to a connection.
+        SchemaError: the schema is of another version, or hides rows from this login.
+        OrderchainError: another of the errors that `refusal` and `statement_refusal` return.
     """
 
     def __init__(
@@ -319,6 +319,16 @@ class Session:
         server: ServerIdentity | None = None,
         random: Random | None = None,
     ) -> None:
+        """Connect later, as `config` says.
+
+        Args:
+            config: the purpose of the session.
+            prepare: runs on each new connection, for checks and listeners; what it raises is
+                treated like a statement's error.
+            refusal: returns what to raise for an error of the driver; None where it knows nothing.
+            server: the only one that it connects to; other hosts are passed over.
+            random: for simulations.
+        """
         self._config = config
         self._server = server
         self._prepare = prepare
@@ -530,10 +540,13 @@ async def connected(
 ) -> AsyncIterator[Connection]:
     """Hold one connection for work that is done once, each statement with its deadline.
 
-    `server` accepts that one alone.
-    Raises what `connect` raises. For an error of the server in the block it raises ConnectError
-    where the server may not be written to, else what `statement_refusal` returns. Other errors of
-    the block are raised as they are.
+    `server` accepts that one alone. Errors of the block that are none of the server are raised as
+    they are.
+
+    Raises:
+        ConnectError: no server can be used, or it may not be written to.
+        RetryError: the database is away; what was sent may have been done.
+        OrderchainError: another of the errors that `statement_refusal` returns.
     """
     seconds = config.statement_seconds
     connection = await open_connection(config, statement_seconds=seconds, server=server)
@@ -559,7 +572,11 @@ async def open_connection(
 ) -> Connection:
     """Return a new connection, for a session of another kind.
 
-    Raises what `connect` raises; SchemaError where it would not see each row of its tables.
+    Raises:
+        ConnectError: no server can be used.
+        RetryError: none can be used now.
+        PoolerFound: a pooler answers where a direct connection is needed.
+        SchemaError: it would not see each row of its tables.
     """
     # A leader's sessions know the server of its term instead.
     stays = config.database.may_move and (config.watches_standby or config.role == GAP_READER)
@@ -679,8 +696,10 @@ class Connections:
     async def commit(self, connection: Connection, transaction: Any) -> None:  # noqa: ANN401
         """Commit a transaction of asyncpg, which is untyped, within the deadline of a statement.
 
-        Raises RetryError, with nothing committed, where another host has become the primary;
-        SyncWaitCancelled where the commit may not outlive a failover; what the driver raises.
+        Raises:
+            RetryError: another host has become the primary; nothing was committed.
+            SyncWaitCancelled: the commit may not outlive a failover.
+            Exception: what the driver raises.
         """
         check_server(connection)
         async with asyncio.timeout(self._config.statement_seconds):

@@ -62,7 +62,7 @@ class SharedSession(ClosedAtExit):
         return await self.session.fetch(statement, *values)
 
     async def close(self) -> None:
-        """Leave it; never waits beyond `close_seconds`. Raises as `session`."""
+        """Leave it within `close_seconds`. Raises SettingError in another event loop."""
         self._home.check()
         self._home.leave()
         shared, self._shared = self._shared, None

@@ -18,12 +18,17 @@ from aiokafka.errors import KafkaTimeoutError, RequestTimedOutError, for_code
 from aiokafka.protocol.metadata import MetadataRequest
 from msgspec import Struct
 
-from chain_kernel.clients.kafka import close_client, make_admin, make_producer, start_client
+from chain_kernel.clients.kafka import (
+    close_client,
+    make_admin,
+    make_producer,
+    start_client,
+    started,
+)
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import (
     DRIVER_ERRORS,
     acl_refusal,
-    broker_refusal,
     connecting,
     lasting_refusal,
 )
@@ -85,7 +90,7 @@ class TopicDescription(Struct, frozen=True, kw_only=True):
 async def describe_topic(
     admin: AIOKafkaAdminClient, config: KafkaConfig, name: str
 ) -> TopicDescription:
-    """Describe one topic; as `describe_topics`."""
+    """Describe one topic, with the errors of `describe_topics`."""
     return (await describe_topics(admin, config, [name]))[name]
 
 
@@ -94,8 +99,12 @@ async def describe_topics(
 ) -> dict[str, TopicDescription]:
     """Describe topics by name, with a started client; one that does not exist has no partition.
 
-    It takes two requests, whatever the number of topics. Raises ConnectError where access control
-    hides a topic or its settings from this login, RetryError, and DRIVER_ERRORS.
+    It takes two requests, whatever the number of topics.
+
+    Raises:
+        ConnectError: access control hides a topic or its settings from this login.
+        RetryError: the broker does not return the settings now.
+        Exception: one of DRIVER_ERRORS.
     """
     # Only these: a thousand chains that each ask for all topics decode a million. Those that this
     # login may not see are without partitions in the answer, as are those that do not exist.
@@ -126,9 +135,13 @@ async def create_topic(
 ) -> bool:
     """Create a topic, with a started client; False where it exists already, with any settings.
 
-    Without `replicas` it gets as many as the brokers give to topics by default. Raises ConnectError
-    where this login may not, TopicError where the brokers refuse what is asked for, OrderchainError
-    where they fail, and DRIVER_ERRORS.
+    Without `replicas` it gets as many as the brokers give to topics by default.
+
+    Raises:
+        ConnectError: this login may not.
+        TopicError: the brokers refuse what is asked for.
+        OrderchainError: they fail.
+        Exception: one of DRIVER_ERRORS.
     """
     new = NewTopic(name, partitions, 1, topic_configs=dict(settings or {}))
     # -1 requests the brokers' default, which their operator chooses. The constructor refuses the
@@ -181,7 +194,11 @@ async def try_topics(
 
     The record has a key and no value. Readers of a chain drop such a record as `empty`, without a
     read of the database (`docs/wire.md`). The refusal is a ConnectError where access control
-    forbids to write, else a RetryError. Raises as `connecting`.
+    forbids to write, else a RetryError.
+
+    Raises:
+        ConnectError: the settings cannot lead to a connection.
+        RetryError: no broker answers.
     """
     producer = make_producer(config, "trial", request_timeout_ms=int(TRIAL_SECONDS * 1_000))
     try:
@@ -270,8 +287,11 @@ class TopicDurability:
         wanted = sorted(set(topics) - self._looked_at)
         if not wanted:
             return True
+        config = self._config
         try:
-            described = await self._described(wanted)
+            admin = make_admin(config, self._role, request_timeout_ms=int(LOOK_SECONDS * 1_000))
+            async with connecting(config, LOOK_SECONDS), started(admin, _CLOSE_SECONDS):
+                described = await describe_topics(admin, config, wanted)
         except OrderchainError as error:
             if self._refusal != (reason := reason_of(error)):
                 _log.info("topics could not be looked at: %s", reason)
@@ -282,15 +302,3 @@ class TopicDurability:
         if warning := durability_warning(found, self._loss):
             _log.warning("%s", warning)
         return len(found) == len(wanted)
-
-    async def _described(self, names: Collection[str]) -> dict[str, TopicDescription]:
-        config = self._config
-        admin = make_admin(config, self._role, request_timeout_ms=int(LOOK_SECONDS * 1_000))
-        try:
-            async with connecting(config, LOOK_SECONDS):
-                await start_client(admin)
-                return await describe_topics(admin, config, names)
-        except DRIVER_ERRORS as error:
-            raise broker_refusal(error, config) from error
-        finally:
-            await close_client(admin, _CLOSE_SECONDS)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct as Packer
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from msgspec import Struct
-
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
 from chain_kernel.model import SEPARATOR, IntakeMark
-from chain_kernel.monitoring import Metric
+from chain_kernel.monitoring import counter_field, metrics
 from chain_kernel.text import SummedLog, counted
 from sequencer.intake.reader import TopicReader
 from sequencer.order import Order, columns_from
@@ -189,32 +188,18 @@ _RETRY_SECONDS_MAX: Final = 5.0
 """Back-off while the broker is away: doubles up to this, so that its return is noticed soon."""
 
 
-class TopicIntakeStats(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class TopicIntakeStats:
     """Counts of an intake since it was created."""
 
-    records: int
-    """Read and settled: committed, repeated or rejected."""
-    rejects: int
-    """Those of them that were stored as rejects."""
-    interruptions: int
-    """Times that the broker was away, or the topic grew, and reading began again."""
+    records: int = counter_field("Records of the topic taken and settled.")
+    rejects: int = counter_field("Those that were stored as rejects.")
+    interruptions: int = counter_field(
+        "Times that reading began again: the broker was away, or the topic grew."
+    )
 
 
-METRICS: Final = (
-    Metric[TopicIntakeStats](
-        "orderchain_intake_records_total", "counter", "Records of the topic taken and settled.",
-        lambda stats: stats.records,
-    ),
-    Metric[TopicIntakeStats](
-        "orderchain_intake_rejects_total", "counter", "Those that were stored as rejects.",
-        lambda stats: stats.rejects,
-    ),
-    Metric[TopicIntakeStats](
-        "orderchain_intake_interruptions_total", "counter",
-        "Times that reading began again: the broker was away, or the topic grew.",
-        lambda stats: stats.interruptions,
-    ),
-)  # fmt: skip
+METRICS: Final = metrics("orderchain_intake", TopicIntakeStats)
 """Metrics of an intake, with the label `topic`."""
 
 
@@ -347,7 +332,10 @@ class TopicIntake:
         if not self._marks:
             # One more than there are: a partition can only be removed together with the topic.
             self._marks = await self._stored(range(len(bounds) + 1))
-            if self._is_ahead_of(bounds):
+            if any(
+                partition not in bounds or mark.position > bounds[partition][1]
+                for partition, mark in self._marks.items()
+            ):
                 # The bounds are older than the marks: another leader may have taken records since.
                 bounds = await self._source.open()
         gone = self._marks.keys() - bounds.keys()
@@ -378,13 +366,6 @@ class TopicIntake:
         if start_at.time_ms is not None:
             return await self._source.offsets_at(start_at.time_ms)
         return {} if start_at.at == "beginning" else {at: end for at, (_, end) in bounds.items()}
-
-    def _is_ahead_of(self, bounds: Mapping[int, tuple[int, int]]) -> bool:
-        """Return whether a mark refers to records that are not within `bounds`."""
-        return any(
-            partition not in bounds or mark.position > bounds[partition][1]
-            for partition, mark in self._marks.items()
-        )
 
     async def _stored(self, partitions: Sequence[int]) -> dict[int, IntakeMark]:
         """Return how far the topic was taken into the chain, by all earlier leaders."""

@@ -47,7 +47,13 @@ class KeyResolution:
         """Place `entries`, which follow those added before."""
         for entry in entries:
             if entry.checked is not None:
-                self.placed.append((entry, list(map(self._place_or_refuse, entry.orders))))
+                places: list[Resolution] = []
+                for order in entry.orders:
+                    try:
+                        places.append(self._place(order))
+                    except OrderError as error:
+                        places.append(error)
+                self.placed.append((entry, places))
                 continue
             mark = len(self.new)
             rising = dict(self.rising) if len(entry.orders) > 1 else None
@@ -56,12 +62,6 @@ class KeyResolution:
             except OrderError as error:
                 self.refused.append((entry, error))
                 self._withdraw(mark, rising)
-
-    def _place_or_refuse(self, order: Order) -> Resolution:
-        try:
-            return self._place(order)
-        except OrderError as error:
-            return error
 
     def _place(self, order: Order) -> Ack | int:
         key = order.key
