@@ -8,10 +8,14 @@ TEST_JOBS := $(or $(JOBS),$(shell awk '/^MemTotal/ { print ($$2 > 15000000 ? 4 :
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers demo test nightly coverage simulate faults soak mutate versions bench fuzz wheels check types units site release hashes marks walk pictures hooks clean
+.PHONY: help quickstart setup servers demo test nightly coverage simulate faults soak mutate versions bench fuzz wheels check types units site release hashes marks walk pictures hooks clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: ## the first half minute: a chain on PostgreSQL alone, without Java, Kafka and Spark (FOLDER=name)
+	@tools/setup.sh first
+	@$(BIN)/chainctl quickstart $(if $(FOLDER),--folder "$(FOLDER)")
 
 setup: ## make .venv and fetch what is missing (PYTHON=... chooses the interpreter)
 	@tools/setup.sh all

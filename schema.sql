@@ -116,6 +116,9 @@ CREATE TABLE chain_head (
     published_id    bigint      NOT NULL DEFAULT 0 CHECK (published_id <= last_id),
     topic           text        NOT NULL,
     topic_partition integer     NOT NULL DEFAULT 0,
+    -- Whether its leader publishes to the topic; otherwise it notifies those who listen. Set at each
+    -- take-over, by whether the leader has a broker.
+    is_published    boolean     NOT NULL DEFAULT true,
     -- Pages of one partition of chain_page end within this many ids; see chain_page_extend.
     partition_ids   bigint      NOT NULL CHECK (partition_ids > 0),
     -- Seeds the hashes of keys, so that no client can craft keys that collide: keep it secret.
@@ -662,8 +665,8 @@ REVOKE ALL ON FUNCTION chain_events(integer, bigint, bigint) FROM PUBLIC;
 GRANT SELECT ON schema_version, chain_head, chain_term, chain_batch, chain_page, chain_event,
     chain_intake, chain_intake_reject, chain_skip TO sequencer_writer;
 -- Not chain_id, topic or partition_ids: they are fixed when the chain is created.
-GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id)
-    ON chain_head TO sequencer_writer;
+GRANT UPDATE (epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal, published_id,
+    is_published) ON chain_head TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON chain_key_page TO sequencer_writer;
 GRANT SELECT, INSERT, UPDATE ON chain_client TO sequencer_writer;
 GRANT SELECT, UPDATE (epoch, counter, released, beat_at, lease_seconds, step_down)
@@ -677,8 +680,8 @@ GRANT EXECUTE ON FUNCTION chain_events(integer, bigint, bigint)
     TO sequencer_writer, gap_reader, auditor;
 
 GRANT SELECT ON schema_version, chain_term, chain_batch, chain_page, chain_event TO gap_reader;
-GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition)
-    ON chain_head TO gap_reader;
+GRANT SELECT (chain_id, epoch, nonce, last_id, last_seal, published_id, topic, topic_partition,
+    is_published) ON chain_head TO gap_reader;
 
 -- Not `login`: the server writes it. And no UPDATE and DELETE of a whole table: with either one, a
 -- role may lock the table against everybody.
@@ -701,7 +704,7 @@ GRANT SELECT (chain_id, topic, topic_partition) ON chain_head TO receiver_writer
 
 -- All of chain_head except the salt of its keys.
 GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id, last_seal,
-    published_id, topic, topic_partition, partition_ids, created_at) ON chain_head TO auditor;
+    published_id, topic, topic_partition, is_published, partition_ids, created_at) ON chain_head TO auditor;
 GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_page, chain_event,
     chain_key_page, chain_client, chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap,
     receiver_halt, chain_verified, chain_act TO auditor;

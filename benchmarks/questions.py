@@ -47,8 +47,14 @@ KINDS: Final[dict[str, dict[str, Any]]] = {
 LEFT_OUT_OF_QUICK: Final = ("bare_pipe 5000", f"bare_pages {COMMON_ROWS}")
 """Left out, as are batches of 100: a few minutes are not enough for every ceiling."""
 BARE: Final = ("bare_pages", "bare_pipe")
-FAST: Final = (*BARE, "engine", "kafka_transactions_events", "kafka_transactions_frames")
-_GOALS: Final = ("bare_pages", "engine", "kafka_transactions_frames")
+FAST: Final = (
+    *BARE,
+    "engine",
+    "engine_no_broker",
+    "kafka_transactions_events",
+    "kafka_transactions_frames",
+)
+_GOALS: Final = ("bare_pages", "engine", "engine_no_broker", "kafka_transactions_frames")
 """Rivals that are compared closely enough for every repeat; the distance to others is a factor."""
 _FAR: Final[dict[str, Any]] = {"repeats_max": 2}
 

@@ -89,7 +89,7 @@ def first_break(after_id: int, events: Sequence[Event]) -> int | None:
     return None
 
 
-Cause = Literal["start", "frame", "heartbeat", "poll"]
+Cause = Literal["start", "frame", "heartbeat", "poll", "notice"]
 """The sign that rows are missing."""
 
 Outcome = Literal["filled", "missing", "archived", "not yet readable", "interrupted", "open"]
@@ -169,6 +169,8 @@ class ChainHead(Struct, frozen=True, kw_only=True):
     """head_published: end of the contiguous run that the broker has acknowledged; <= last_id."""
     topic: str
     partition: int
+    is_published: bool = True
+    """Whether the leader publishes to the topic; otherwise it notifies those who listen."""
 
 
 class FrameTerm(Struct, frozen=True, kw_only=True):

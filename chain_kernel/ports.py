@@ -242,6 +242,14 @@ class Lease(Closable, Protocol):
         """
         ...
 
+    async def notify(self, term: Term, frame: bytes) -> None:
+        """Notify receivers that listen on the server of the term how far the chain is.
+
+        `frame` is a heartbeat. It may be lost after this returns: no receiver is waited for. Raises
+        ConnectError, RetryError.
+        """
+        ...
+
 
 class SourceRecord(Protocol):
     """One record of a topic of orders, as the broker keeps it."""
@@ -377,6 +385,13 @@ class FrameSource(Closable, Protocol):
     @property
     def place(self) -> tuple[str, int] | None:
         """Topic and partition that it reads; None where there are none, as in memory."""
+        ...
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether frames bring rows. Where they do not, each one that shows new rows makes the
+        receiver read them from the database.
+        """
         ...
 
     async def start(self) -> None:

@@ -113,7 +113,7 @@ class ChainCreation(Struct, frozen=True, kw_only=True):
 
 async def create_chain(
     connection: Connection,
-    kafka: str | KafkaConfig,
+    kafka: str | KafkaConfig | None,
     chain_id: int,
     *,
     topic: str | None = None,
@@ -121,6 +121,9 @@ async def create_chain(
     connect_seconds: float = CONNECT_SECONDS,
 ) -> ChainCreation:
     """Make a chain with its topic: the chain's row first, then its topic.
+
+    With `kafka` None it makes no topic: the chain can be led without a broker, and a later call
+    with one makes the topic.
 
     The row decides which chain owns the topic, so two concurrent creations cannot end with one
     topic for two chains. A crash between the two steps leaves a chain without a topic. The next
@@ -140,17 +143,20 @@ async def create_chain(
         if owner not in (None, chain_id):
             expected = f"one of its own (this one is chain {owner}'s)"
             raise SettingError(f"topic of chain {chain_id}", topic, expected)
-        # The brokers last: an unsuitable database is reported without them.
-        topics = await stack.enter_async_context(connected_topics(kafka, connect_seconds))
-        # Before anything is done: a topic that cannot be used leaves no chain.
-        topic_is_there = await _is_usable(topics, topic)
+        topics, topic_created = None, False
+        if kafka is not None:
+            # The brokers last: an unsuitable database is reported without them.
+            topics = await stack.enter_async_context(connected_topics(kafka, connect_seconds))
+            # Before anything is done: a topic that cannot be used leaves no chain.
+            topic_created = not await _is_usable(topics, topic)
         seal = genesis_seal(database, chain_id)
         chain_created = await connection.fetchval(
             SQL["create_chain"], chain_id, seal, topic, _PARTITION, partition_ids
         )
-        topic_created = not topic_is_there and await topics.create(topic)
-        if not topic_created:
-            await topics.check(topic)
+        if topics is not None:
+            topic_created = topic_created and await topics.create(topic)
+            if not topic_created:
+                await topics.check(topic)
     return ChainCreation(
         chain=chain_id, topic=topic, chain_created=chain_created, topic_created=topic_created
     )

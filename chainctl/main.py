@@ -44,6 +44,7 @@ what is to be completed is then in other variables."""
 
 GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "On this machine": {
+        "quickstart": ("", "The first half minute, on PostgreSQL alone."),
         "demo": ("", "The whole path on one machine, with faults, and a verdict."),
         "stack": ("stack", "The local PostgreSQL and Kafka."),
         "bench": ("", "Measure the engine on this machine, and its rivals."),

@@ -104,6 +104,10 @@ class Settings(Struct, frozen=True, kw_only=True):
         with named_as_settings({"kafka": "bootstrap_servers", **_KAFKA_FIELDS}):
             return KafkaConfig(bootstrap_servers=self.kafka, **given)
 
+    def broker(self) -> KafkaConfig | None:
+        """Return how to reach Kafka; None where no address is given: a chain needs none."""
+        return self.kafka_config() if self.kafka else None
+
     def secrets(self) -> tuple[str, ...]:
         """Return every password in these settings, so that no message ever shows one."""
         found = {text for name in _WHOLE for text in (getattr(self, name),) if text}

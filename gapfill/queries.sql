@@ -5,7 +5,7 @@
 -- $5 batches
 SELECT v.version, v.upgrade_to, v.database_id, pg_is_in_recovery() AS is_standby,
        h.chain_id, h.epoch, h.nonce, h.last_id, h.last_seal, h.published_id,
-       h.topic, h.topic_partition,
+       h.topic, h.topic_partition, h.is_published,
        b.last_id AS batch_last_id, b.seal AS batch_seal, b.epoch AS batch_epoch,
        -- A genesis or boundary row stands for the last row before it.
        (b.last_id = $2 OR EXISTS (

@@ -128,6 +128,7 @@ class GapReader(ClosedAtExit):
                 published_id=row["published_id"],
                 topic=row["topic"],
                 partition=row["topic_partition"],
+                is_published=row["is_published"],
             ),
             mark=mark,
             is_primary=not row["is_standby"],

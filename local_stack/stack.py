@@ -47,6 +47,8 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kafka_controller_port: int
     passwords: dict[str, str]
     """Role -> password, the superuser's among them."""
+    has_kafka: bool = True
+    """Whether Kafka was ever wanted; if not, no command starts or shows it."""
     postgres: ProcessIdentity | None = None
     """The process last started; only the system shows whether it still runs."""
     kafka: ProcessIdentity | None = None
@@ -131,9 +133,10 @@ class LocalStack:
         self.directory = directory
         self._is_long_run = is_long_run
 
-    def up(self, progress: ShowLine = silent) -> StackStatus:
-        """Start what is not running and wait until both servers answer; fetch what is missing
-        first.
+    def up(self, progress: ShowLine = silent, *, with_kafka: bool = True) -> StackStatus:
+        """Start what is not running and wait until it answers; fetch what is missing first.
+
+        Without `with_kafka` that is PostgreSQL alone, in a stack that never had Kafka.
 
         Raises:
             SetupNeeded: Java or a wheel is missing.
@@ -145,11 +148,13 @@ class LocalStack:
         make_shared_folder(self.directory, account)
         require_reachable(self.directory, account)
         with self._locked(progress):
-            state = self._state_for_start(progress)
-            postgres, kafka = self._servers(state, account, progress)
-            if postgres.is_running() and kafka.is_running():
-                progress("PostgreSQL and Kafka are running already")
-            _start_both(postgres, kafka, progress)
+            state = self._state_for_start(progress, with_kafka=with_kafka)
+            postgres = self._postgres(state, account)
+            kafka = self._kafka(state, account, progress) if state.has_kafka else None
+            if postgres.is_running() and (kafka is None or kafka.is_running()):
+                running = "PostgreSQL is" if kafka is None else "PostgreSQL and Kafka are"
+                progress(f"{running} running already")
+            _start(postgres, kafka, progress)
         return self.status()
 
     def down(self, progress: ShowLine = silent) -> None:
@@ -182,10 +187,9 @@ class LocalStack:
         servers: tuple[ServerStatus, ...] = ()
         if state is not None:
             postgres, kafka = self._servers(state, service_account(), silent)
-            servers = (
-                _server_status(postgres, state.postgres_port),
-                _server_status(kafka, state.kafka_port),
-            )
+            servers = (_server_status(postgres, state.postgres_port),)
+            if state.has_kafka:
+                servers = (*servers, _server_status(kafka, state.kafka_port))
         return StackStatus(directory=self.directory, servers=servers)
 
     def environment(self) -> dict[str, str]:
@@ -196,12 +200,14 @@ class LocalStack:
             StackMissing: there is no stack in this folder yet.
         """
         state = self._state()
-        return {
+        found = {
             "CHAINCTL_DATABASE": self.dsn(SUPERUSER),
             "CHAINCTL_GAP_DATABASE": self.dsn(GAP_READER),
             "CHAINCTL_AUDIT_DATABASE": self.dsn(AUDITOR),
-            "CHAINCTL_KAFKA": self._kafka(state, service_account(), silent).bootstrap,
         }
+        if state.has_kafka:
+            found["CHAINCTL_KAFKA"] = self._kafka(state, service_account(), silent).bootstrap
+        return found
 
     def dsn(self, role: str = SUPERUSER, database: str = DATABASE) -> str:
         """The libpq URL for the superuser or any login role.
@@ -259,9 +265,11 @@ class LocalStack:
             )
         return state
 
-    def _state_for_start(self, progress: ShowLine) -> StackState:
+    def _state_for_start(self, progress: ShowLine, *, with_kafka: bool) -> StackState:
         state = load_state(self._state_path)
         fresh = _new_state() if state is None else self._with_usable_ports(state, progress)
+        has_kafka = with_kafka or (state is not None and state.has_kafka)
+        fresh = msgspec.structs.replace(fresh, has_kafka=has_kafka)
         if fresh != state:
             save_state(self._state_path, fresh)
         return fresh
@@ -335,9 +343,9 @@ class LocalStack:
             raise failures[0]
 
 
-def _start_both(postgres: PostgresServer, kafka: KafkaServer, progress: ShowLine) -> None:
+def _start(postgres: PostgresServer, kafka: KafkaServer | None, progress: ShowLine) -> None:
     """Kafka takes longer, so it is launched first and waited for last."""
-    if not kafka.is_running():
+    if kafka is not None and not kafka.is_running():
         _ = kafka.jars  # fetches, with its own progress lines, before anything is started
         progress(f"Starting Kafka on port {kafka.config.port}")
         kafka.launch()
@@ -346,7 +354,8 @@ def _start_both(postgres: PostgresServer, kafka: KafkaServer, progress: ShowLine
     postgres.start()
     postgres.prepare_roles()
     postgres.create_database(DATABASE)
-    kafka.wait_ready()
+    if kafka is not None:
+        kafka.wait_ready()
 
 
 def _new_state() -> StackState:

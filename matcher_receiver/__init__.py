@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from chain_kernel.doors import needs_extra
+from typing import TYPE_CHECKING
+
+from chain_kernel.doors import imported, needs_extra
 
 with needs_extra("receiver", __name__):
     from chain_kernel.model import Gap, Snapshot
@@ -16,9 +18,12 @@ with needs_extra("receiver", __name__):
     from matcher_receiver.decisions import State
     from matcher_receiver.receiver import Receiver
     from matcher_receiver.stats import ReceiverStats
+    from matcher_receiver.stores.chain_frames import ChainFrames
     from matcher_receiver.stores.files import FileSnapshotStore
-    from matcher_receiver.stores.kafka import ChainFrames, KafkaFrameSource
     from matcher_receiver.stores.postgres import PostgresCheckpointStore, PostgresHeadReports
+
+if TYPE_CHECKING:
+    from matcher_receiver.stores.kafka import KafkaFrameSource
 
 __all__ = [
     "ChainFrames",
@@ -37,3 +42,11 @@ __all__ = [
     "StartAt",
     "State",
 ]
+
+if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Import, at its first use, what needs a client of Kafka."""
+        module_of = {"KafkaFrameSource": "matcher_receiver.stores.kafka"}
+        found = globals()[name] = imported(__name__, name, module_of, {"matcher_receiver": "kafka"})
+        return found

@@ -338,7 +338,8 @@ class ReceiveCore:
         """Begin to read the rows up to `fill.until_id`."""
         self.fill_until = fill.until_id
         self.fill_cause = fill.cause
-        self.state = State.CATCHING_UP if fill.cause == "start" else State.FILLING
+        if fill.cause != "notice":  # no gap: rows of a chain without broker come this way
+            self.state = State.CATCHING_UP if fill.cause == "start" else State.FILLING
 
     @property
     def is_filling(self) -> bool:

@@ -101,6 +101,11 @@ class OptionalFrames:
         """Topic and partition."""
         return self._frames.place
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether frames bring rows; see `chain_kernel.ports.FrameSource.has_rows`."""
+        return self._frames.has_rows
+
     async def start(self) -> None:
         """Go to the live end if the broker answers soon.
 
@@ -285,6 +290,11 @@ class LiveFrames:
                 # matter who sent them: a faulty leader must not cause a flood of reads, and what is
                 # dropped wrongly shows again, at the latest by a poll.
                 self._counters.drop(DROP_SUSPECT.reason)
+            case Fill() if not self._frames.has_rows:
+                # A leader whose term the primary has confirmed says so: the fill finds out by
+                # itself if it is wrong, and the question would be one more trip per commit.
+                self._watch.note_use()
+                self._filling.open(Fill(decision.until_id, "notice"))
             case _:
                 self._aside, self._question = (header, record), decision
                 if isinstance(decision, Fill):

@@ -369,6 +369,10 @@ class HeadWatch:
             await asyncio.wait([self._proving])
 
 
+_NO_GAPS: Final = ("start", "notice")
+"""Causes of fills that are no gaps: what comes this way was not lost on another one."""
+
+
 class OpenFill:
     """The open fill, one at a time. A page is read when it is requested."""
 
@@ -424,7 +428,7 @@ class OpenFill:
             self._begin()
         self._seen = None
         self._core.open_fill(fill)
-        if fill.cause != "start":
+        if fill.cause not in _NO_GAPS:
             # Written in the background, and replaced when the gap is filled: a gap that lasts is in
             # the ledger even if this process ends before the gap does.
             self._note(self._after_id, fill.until_id, 0, "open")
@@ -539,6 +543,8 @@ class OpenFill:
         self._rows += len(run.events)
         if core.fill_cause == "start":
             self._counters.rows_caught_up += len(run.events)
+        elif core.fill_cause == "notice":
+            self._counters.rows_live += len(run.events)
         else:
             self._counters.rows_filled += len(run.events)
         if not core.is_filling:
@@ -548,7 +554,7 @@ class OpenFill:
     def _end(self) -> None:
         self._watch.note_look()
         core = self._core
-        if core.fill_cause != "start":
+        if core.fill_cause not in _NO_GAPS:
             self._note(self._after_id, core.head.id, self._rows, "filled")
 
     def _note_failure(self, until_id: int, outcome: Outcome) -> None:
@@ -561,7 +567,7 @@ class OpenFill:
         """Note a gap that is neither filled nor given up at the end of this receiver."""
         until_id = self.range[1] if self.range else 0
         has_its_entry = self._has_failed and self._rows == 0
-        if until_id and self._cause != "start" and not has_its_entry:
+        if until_id and self._cause not in _NO_GAPS and not has_its_entry:
             self._note(self._after_id, until_id, self._rows, "interrupted")
 
     @property

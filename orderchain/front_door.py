@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chain_kernel.errors import SettingError
 from chain_kernel.process import calm_collector
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from matcher_receiver import ReceiverConfig, State
 
 
+_LINGER_SECONDS: Final = 30.0
+
+
 def open_receiver(
     config: ReceiverConfig,
     *,
@@ -43,10 +46,11 @@ def open_receiver(
     """Return the receiver that `config` describes, to be entered: `async with open_receiver(...)`.
 
     Parts that are not passed in are built from `config`: the reader of missing rows from
-    `gap_databases`; the frames from `kafka` and the topic that the chain's row names; and from
-    `database` what keeps the checkpoint, or reports a place that is kept elsewhere. Parts that are
-    passed in must have the same chain and name, which the receiver checks at its start, and are
-    closed with it. Nothing is connected before the receiver is entered.
+    `gap_databases`; the frames from `kafka` and the topic that the chain's row names, or where its
+    leader has no broker, from the notifications of the database; and from `database` what keeps the
+    checkpoint, or reports a place that is kept elsewhere. Parts that are passed in must have the
+    same chain and name, which the receiver checks at its start, and are closed with it. Nothing is
+    connected before the receiver is entered.
 
     Raises:
         SettingError: `config` lacks what a part needs.
@@ -57,8 +61,6 @@ def open_receiver(
         checkpoints = _checkpoints(config, keeps_snapshots=snapshots is not None)
     source = gap_source or _gap_source(config)
     if frames is None:
-        if config.kafka is None:
-            raise SettingError("kafka", None, "host:port, or a KafkaConfig")
         frames = ChainFrames(config, source)
     return Receiver(
         config,
@@ -85,6 +87,8 @@ def _gap_source(config: ReceiverConfig) -> GapSource:
         connect_seconds=config.tuning.connect_seconds,
         statement_seconds=config.tuning.statement_seconds,
         close_seconds=config.tuning.close_seconds,
+        # Each order without a broker is read over it: a login for each would be slow.
+        linger_seconds=_LINGER_SECONDS if config.kafka is None else 0.5,
     )
     return PreferredSources.of_databases(reader, standbys) if standbys else GapReader(reader)
 

@@ -35,6 +35,11 @@ class BadLink:
         """Topic and partition of the source."""
         return self._source.place
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether frames of the source bring rows."""
+        return self._source.has_rows
+
     async def start(self) -> None:
         """Start the source."""
         await self._source.start()

@@ -1,18 +1,22 @@
 """Gives each order its id and pid, commits batches to PostgreSQL, then publishes them to Kafka."""
 
-from chain_kernel.doors import needs_extra
+from typing import TYPE_CHECKING
+
+from chain_kernel.doors import imported, needs_extra
 
 with needs_extra("sequencer", __name__):
     from sequencer.config import SequencerConfig, SequencerTuning, TopicIntakeConfig
     from sequencer.intake.file import FileOptions
     from sequencer.intake.files import FileIntake, FileIntakeStats
-    from sequencer.intake.reader import check_intake_topic, refused_topics
-    from sequencer.intake.topic import TopicIntake, TopicIntakeStats
     from sequencer.many import SharedConnections, open_sequencers
     from sequencer.order import Ack, Order
     from sequencer.service import Sequencer, open_sequencer
     from sequencer.stats import SequencerStats
     from sequencer.submission import Refusal
+
+if TYPE_CHECKING:
+    from sequencer.intake.reader import check_intake_topic, refused_topics
+    from sequencer.intake.topic import TopicIntake, TopicIntakeStats
 
 __all__ = [
     "Ack",
@@ -34,3 +38,18 @@ __all__ = [
     "open_sequencers",
     "refused_topics",
 ]
+
+_OF_KAFKA = {
+    "TopicIntake": "sequencer.intake.topic",
+    "TopicIntakeStats": "sequencer.intake.topic",
+    "check_intake_topic": "sequencer.intake.reader",
+    "refused_topics": "sequencer.intake.reader",
+}
+"""What needs a client of Kafka, which a chain without a broker does not."""
+
+if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
+
+    def __getattr__(name: str) -> object:
+        """Import what `name` stands for at its first use."""
+        found = globals()[name] = imported(__name__, name, _OF_KAFKA, {"sequencer": "kafka"})
+        return found

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sequencer.config import SequencerConfig
     from sequencer.keys.keeper import KeyKeeper
     from sequencer.leadership import Leadership
+    from sequencer.notifier import Notifier
     from sequencer.publisher import Publisher
     from sequencer.stats import SequencerCounters
     from sequencer.submission import Batcher, Entry
@@ -98,7 +99,7 @@ class Committer:
         self._clock = clock
         self._counters = counters
         self._assembler = Assembler(config, keys, clock)
-        self._publisher: Publisher | None = None
+        self._publisher: Publisher | Notifier | None = None
         # Invariant: never falls, and no primary that we lead may be below it.
         self._acknowledged_id = 0
         # Three batches are in the air at most. The oldest is committed, but its callers have no
@@ -131,7 +132,7 @@ class Committer:
         if self._publisher is not None:
             self._publisher.lead(term)
 
-    def publish_to(self, publisher: Publisher) -> None:
+    def publish_to(self, publisher: Publisher | Notifier) -> None:
         """Offer every committed batch to `publisher` from now on."""
         self._publisher = publisher
 

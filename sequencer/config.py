@@ -59,6 +59,9 @@ class SequencerTuning(Config, frozen=True, kw_only=True):
     head. If the broker was already silent for this long, the commit does not wait at all."""
     tail_rows_max: Annotated[int, Meta(ge=0, le=10**9)] = 100_000
     """Rows that a start publishes again; a longer unpublished tail is skipped and recorded."""
+    notify_interval_seconds: Annotated[float, Meta(ge=0, le=1)] = 0.002
+    """Without a broker: receivers are notified of commits at most once per interval. Each
+    notification is a small transaction, and makes each receiver read once."""
     heartbeat_seconds: Seconds = 0.25
     """Idle time before the head is published again. It bounds how long the loss of the last frame
     stays unnoticed."""
@@ -110,8 +113,8 @@ class SequencerConfig(Config, frozen=True, kw_only=True):
     several need `target_session_attrs=primary` or `read-write`. The sequencer holds direct
     connections: use no transaction pooler. None: `store`, `keys` and `lease` are passed in."""
     kafka: str | KafkaConfig | None = None
-    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`. None: the `sink`
-    is passed in."""
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`. None, and no
+    `sink` passed in: the chain has no broker, and receivers are notified through the database."""
     owner: Annotated[str, Meta(min_length=1, max_length=200)] = "sequencer"
     """The leader's name, for operators. It identifies nothing: the nonce does."""
     standby: bool = False

@@ -128,6 +128,10 @@ class PostgresLease:
             raise Fenced(term.chain_id, term.epoch)
         _require_published(term, moved[0], published_id)
 
+    async def notify(self, term: Term, frame: bytes) -> None:
+        """Notify those who listen."""
+        await self._sessions.notify(term, frame)
+
     async def close(self) -> None:
         """Close the connections."""
         if not self._is_shared:
@@ -176,7 +180,7 @@ class Leadership:
         config: SequencerConfig,
         store: ChainStore,
         lease: Lease,
-        sink: FrameSink,
+        sink: FrameSink | None,
         clock: Clock,
         counters: SequencerCounters,
         turns: asyncio.Semaphore,
@@ -269,7 +273,8 @@ class Leadership:
         A chain that was led before goes on without them: its leader has gone on without them, too,
         and a new one that needed them would fence it, and end.
         """
-        if sight.epoch == 0 and self._tuning.kafka_at_start == "required":
+        is_required = self._tuning.kafka_at_start == "required"
+        if self._sink is not None and sight.epoch == 0 and is_required:
             try:
                 await self._sink.start(sight.topic, sight.partition)
             except (ConnectError, RetryError, TopicError):
@@ -381,6 +386,8 @@ class Leadership:
 
     async def _last_records(self, term: Term) -> list[bytes | None]:
         """Return the last records of the topic; none when the broker does not answer soon."""
+        if self._sink is None:
+            return []
         looking = asyncio.create_task(
             self._sink.last_records(term.topic, term.partition, _LAST_RECORDS),
             name="orderchain last records",

@@ -14,26 +14,24 @@ from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres_errors import is_too_many_connections
 from chain_kernel.clients.session import ClosedAtExit
 from chain_kernel.clock import SystemClock
+from chain_kernel.doors import needs_extra
 from chain_kernel.errors import SettingError
 from chain_kernel.process import calm_collector
 from chain_kernel.tasks import uninterrupted
 from chain_kernel.text import SummedLog
-from sequencer.intake.joint import JointConsumers
-from sequencer.intake.reader import TopicReader
-from sequencer.intake.topic import TopicIntake
 from sequencer.leadership import PostgresLease
-from sequencer.service import Sequencer
-from sequencer.stores.kafka import KafkaFrameSink
+from sequencer.service import Sequencer, sink_of
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from sequencer.stores.session import CommitLine, NewestServer, SideSessions
-from sequencer.stores.shared_producer import SharedProducer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from sequencer.config import SequencerConfig, TopicIntakeConfig
-    from sequencer.intake.topic import TopicIntakeStats
+    from sequencer.intake.joint import JointConsumers
+    from sequencer.intake.topic import TopicIntake, TopicIntakeStats
+    from sequencer.stores.shared_producer import SharedProducer
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +76,7 @@ class SharedConnections(ClosedAtExit):
         ]
         self._lease = SideSessions(first, "lease", whose, self._note)
         self._keys = SideSessions(first, "keys", whose, self._note)
-        self._producer = SharedProducer(first, len(configs))
+        self._producer = _producer_of(configs)
         self._joint: JointConsumers | None = None
         self._turns = asyncio.Semaphore(TAKE_OVERS_AT_ONCE)
         self._line_of = dict(zip((each.chain_id for each in configs), cycle(self._lines)))
@@ -95,10 +93,16 @@ class SharedConnections(ClosedAtExit):
         beat = max(config.tuning.heartbeat_seconds, self._chains / HEARTBEATS_PER_SECOND)
         return Sequencer(
             replace(config, tuning=replace(config.tuning, heartbeat_seconds=beat)),
-            store=PostgresChainStore(config, self._clock, line, self._lines[0].looks),
+            store=PostgresChainStore(
+                config,
+                self._clock,
+                line,
+                self._lines[0].looks,
+                is_published=config.kafka is not None,
+            ),
             keys=PostgresKeyStore(config, self._keys),
             lease=PostgresLease(config, self._clock, self._lease),
-            sink=KafkaFrameSink(config, shared=self._producer),
+            sink=sink_of(config, self._producer),
             clock=self._clock,
             turns=self._turns,
         )
@@ -111,6 +115,10 @@ class SharedConnections(ClosedAtExit):
         on_progress: Callable[[TopicIntakeStats], None] | None = None,
     ) -> TopicIntake:
         """Return a new intake of one of the chains; many of them read with one consumer."""
+        with needs_extra("kafka", "SharedConnections.intake"):
+            from sequencer.intake.joint import JointConsumers
+            from sequencer.intake.reader import TopicReader
+            from sequencer.intake.topic import TopicIntake
         self._joint = self._joint or JointConsumers(config)
         source = TopicReader(config, self._joint)
         return TopicIntake(config, sequencer, source=source, on_progress=on_progress)
@@ -121,7 +129,7 @@ class SharedConnections(ClosedAtExit):
             await self._joint.close()
         lines = (line.close() for line in self._lines)
         others = self._lease, self._keys, self._producer
-        await asyncio.gather(*lines, *(each.close() for each in others))
+        await asyncio.gather(*lines, *(each.close() for each in others if each is not None))
 
     def _note(self, error: Exception) -> None:
         """Log once, for all, how many connections are needed where the server has too few."""
@@ -203,6 +211,16 @@ def _checked(configs: Sequence[SequencerConfig], connections: int) -> SequencerC
                 field, chain = f"{name} of chain {config.chain_id}", first.chain_id
                 raise SettingError(field, next(shown), f"{next(shown)}, as chain {chain} has it")
     return first
+
+
+def _producer_of(configs: Sequence[SequencerConfig]) -> SharedProducer | None:
+    """Return the producer of those that have a broker, if any has one."""
+    with_broker = next((each for each in configs if each.kafka is not None), None)
+    if with_broker is None:
+        return None
+    with needs_extra("kafka", "SequencerConfig.kafka"):
+        from sequencer.stores.shared_producer import SharedProducer
+    return SharedProducer(with_broker, len(configs))
 
 
 def _of_connections(config: SequencerConfig) -> dict[str, object]:

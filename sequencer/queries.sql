@@ -50,7 +50,7 @@ SELECT pg_terminate_backend(activity.pid, $5)
 
 -- take_over: raise the epoch, by compare-and-set on what was seen
 UPDATE chain_head
-   SET epoch = epoch + 1, nonce = $4, owner = $5, backend_pid = pg_backend_pid(),
+   SET epoch = epoch + 1, nonce = $4, owner = $5, is_published = $6, backend_pid = pg_backend_pid(),
        backend_start = (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
  WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
 RETURNING epoch, last_id, last_seal, published_id, topic, topic_partition, partition_ids, key_salt
@@ -126,6 +126,10 @@ UPDATE chain_lease SET counter = counter + 1, released = true, step_down = false
    -- Without the lock of above: where a commit holds the head's row, the lease is released, too.
    AND EXISTS (SELECT FROM chain_head WHERE chain_id = $1 AND epoch = $2 AND nonce = $3)
 RETURNING (SELECT last_id FROM chain_head WHERE chain_id = $1) AS last_id
+
+-- notify: send $2 to those who listen on channels $1; it waits for no disk (the session's
+-- synchronous_commit is off), since the server lets one notifying transaction commit at a time
+SELECT count(pg_notify(channel, notice)) FROM unnest($1::text[], $2::text[]) AS due (channel, notice)
 
 -- last_committed_at: when the batch that ends at $2 was committed
 SELECT committed_at FROM chain_batch WHERE chain_id = $1 AND last_id = $2

@@ -9,11 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from chain_kernel.clock import SystemClock
+from chain_kernel.doors import needs_extra
 from chain_kernel.errors import (
     BrokerAway,
     OrderchainError,
     OrderError,
     RetryError,
+    SettingError,
     SteppedDown,
     StoppedError,
 )
@@ -26,10 +28,10 @@ from chain_kernel.tracing import find_tracing
 from sequencer.committer import Committer
 from sequencer.keys.keeper import KeyKeeper
 from sequencer.leadership import Leadership, PostgresLease
+from sequencer.notifier import Notifier
 from sequencer.order import Ack, Order, OrdersIn, check_order, columns_from, columns_of
 from sequencer.publisher import Publisher
 from sequencer.stats import METRICS, Latency, SequencerCounters, SequencerStats
-from sequencer.stores.kafka import KafkaFrameSink
 from sequencer.stores.keys import PostgresKeyStore
 from sequencer.stores.postgres import PostgresChainStore
 from sequencer.submission import Batcher, Entry, check_positions, entry_of_each
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from chain_kernel.ports import ChainStore, FrameSink, KeyStore, Lease
     from sequencer.config import SequencerConfig
     from sequencer.order import OrderColumns
+    from sequencer.stores.shared_producer import SharedProducer
     from sequencer.submission import Refusal
 
 _log = logging.getLogger(__name__)
@@ -71,24 +74,39 @@ def open_sequencer(
     """Return the sequencer that `config` describes: `async with open_sequencer(config) as it`.
 
     Parts that are not passed in are built from `config`: the store, the keys and the lease over
-    `database`, the sink over `kafka`. Nothing is connected before the sequencer is entered, which
+    `database`, the sink over `kafka`. Without `kafka` and `sink` the chain has no broker: receivers
+    are notified through the database. Nothing is connected before the sequencer is entered, which
     closes all parts at its end.
 
     Raises:
-        SettingError: `config` lacks the database or the broker of a part that is to be built.
+        SettingError: `config` lacks the database of a part that is to be built, or refuses orders
+            without a broker and has none.
     """
     if config.tuning.calm_collector:
         calm_collector()
     clock = clock or SystemClock()
+    sink = sink or sink_of(config)
     return Sequencer(
         config,
-        store=store or PostgresChainStore(config, clock),
+        store=store or PostgresChainStore(config, clock, is_published=sink is not None),
         keys=keys or PostgresKeyStore(config),
         lease=lease or PostgresLease(config, clock),
-        sink=sink or KafkaFrameSink(config),
+        sink=sink,
         clock=clock,
         random=random,
     )
+
+
+def sink_of(config: SequencerConfig, shared: SharedProducer | None = None) -> FrameSink | None:
+    """Return the sink over `kafka`, with a producer of many chains; None without a broker.
+
+    Raises ModuleNotFoundError where the extra `kafka` is missing.
+    """
+    if config.kafka is None:
+        return None
+    with needs_extra("kafka", "SequencerConfig.kafka"):
+        from sequencer.stores.kafka import KafkaFrameSink
+    return KafkaFrameSink(config, shared=shared)
 
 
 class Sequencer:
@@ -106,12 +124,16 @@ class Sequencer:
         store: ChainStore,
         keys: KeyStore,
         lease: Lease,
-        sink: FrameSink,
+        sink: FrameSink | None,
         clock: Clock,
         random: Random | None = None,
         turns: asyncio.Semaphore | None = None,
     ) -> None:
-        """`turns`: how many sequencers of this process may take over at once; by default each."""
+        """`sink`: None for a chain without broker; `turns`: how many sequencers of this process may
+        take over at once; by default each. Raises SettingError where `config` needs a broker.
+        """
+        if sink is None and config.when_kafka_is_away == "refuse":
+            raise SettingError("when_kafka_is_away", "refuse", "continue: there is no `kafka`")
         self._config = config
         self._tuning = config.tuning
         self._needs_broker = config.when_kafka_is_away != "continue"
@@ -144,7 +166,7 @@ class Sequencer:
             random,
             self._tracing,
         )
-        self._publisher: Publisher | None = None
+        self._publisher: Publisher | Notifier | None = None
         # The tasks that must run for as long as this process leads, by name.
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
@@ -516,7 +538,7 @@ class Sequencer:
         if away_seconds >= self._tuning.kafka_away_seconds:
             raise BrokerAway(self._config.chain_id, away_seconds)
 
-    async def _start(self, turn: AsyncExitStack) -> Publisher:
+    async def _start(self, turn: AsyncExitStack) -> Publisher | Notifier:
         """Load what a leader must know, and queue the unpublished tail; then look at the topic.
 
         A silent broker comes last: its wait is none between two reads of the database, and no turn
@@ -529,21 +551,20 @@ class Sequencer:
         publisher.lead(term)
         return publisher
 
-    async def _loaded(self) -> tuple[Publisher, Term]:
+    async def _loaded(self) -> tuple[Publisher | Notifier, Term]:
         """Load the keys and the unpublished tail of the term."""
         term = self._leadership.term
         if term is None:
             raise RetryError("not the leader yet")
         self._committer.lead(term)
         await self._keys.load(term)
+        parts = (term, self._clock, self._counters)
+        if self._sink is None:
+            _log.info("chain %d: no broker is set: receivers are notified", term.chain_id)
+            notifier = Notifier(self._config, self._lease, *parts, random=self._random)
+            return notifier, term
         publisher = Publisher(
-            self._config,
-            self._sink,
-            term,
-            self._clock,
-            self._counters,
-            random=self._random,
-            tracing=self._tracing,
+            self._config, self._sink, *parts, random=self._random, tracing=self._tracing
         )
         await self._publish_tail(publisher, term.published_id, term.last_id)
         return publisher, term
@@ -701,7 +722,8 @@ class Sequencer:
         async with AsyncExitStack() as parts:
             # Whatever one of them raises, the others are closed too; the last one first.
             for part in (self._store, self._key_store, self._lease, self._sink, self._leadership):
-                parts.push_async_callback(part.close)
+                if part is not None:
+                    parts.push_async_callback(part.close)
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes what the project needs on this machine: `tools/setup.sh demo` for `make demo`, `light` for `make demo SPARK=no`,
-# `site` for `make site` (no Java, no Spark, no jars), `all` for everything else.
+# Makes what the project needs on this machine: `tools/setup.sh first` for `make quickstart`, `light` for `make demo SPARK=no`,
+# `demo` for `make demo`, `site` for `make site`, `all` for everything else. `first` and `site` need no Java, Spark or jars.
 #
 #   Debian's packages   python3-venv and a headless Java of 17 or newer, where they are missing (apt-get, as root or by
 #                       sudo; otherwise one line says what to install, and the exit code is 2)
@@ -20,11 +20,12 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 stop() { say "$*"; exit 2; }
 
 case $level in
+  first) extras=cli,stack size="45 MB" disk_mb=700 ;;
   light) extras=cli,web,stack size="50 MB" disk_mb=1000 ;;
   demo) extras=cli,web,stack,spark size="110 MB" disk_mb=3000 ;;
   site) extras=docs size="35 MB" disk_mb=500 ;;
   all) extras=dev size="280 MB" disk_mb=5000 ;;
-  *) stop "the level was '$level', expected light, demo, site or all" ;;
+  *) stop "the level was '$level', expected first, light, demo, site or all" ;;
 esac
 
 # What this set-up was made from; the folder is part of it, since a virtual environment cannot be moved.
@@ -35,6 +36,7 @@ stamp() { echo ".venv/.setup-$1"; }
 is_done() { # LEVEL: it, or one that holds all of it
   if [ "$1" = site ] && is_done all; then return; fi
   if [ "$1" = light ] && is_done demo; then return; fi
+  if [ "$1" = first ] && is_done light; then return; fi
   [ -x .venv/bin/python ] && [ -r "$(stamp "$1")" ] && [ "$(cat "$(stamp "$1")")" = "$(fingerprint)" ]
 }
 
@@ -82,7 +84,9 @@ missing_venv() {
     "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
 }
 
-missing_java() { [ "$level" = site ] || has_java || java_package; }
+needs_java() { [ "$level" != site ] && [ "$level" != first ]; }
+
+missing_java() { ! needs_java || has_java || java_package; }
 
 missing_packages() { { missing_venv; missing_java; } | xargs; }
 
@@ -229,7 +233,7 @@ begin_python_packages() {
     requirements "$extras" >"$temporary/requirements.txt"
     begin "fetching Python packages ($size)" pip_install --editable . --requirement "$temporary/requirements.txt"
   fi
-  [ "$level" = light ] || [ "$level" = site ] || is_done demo || begin "fetching Spark (434 MB)" pip_install pyspark \
+  [ "$level" = light ] || ! needs_java || is_done demo || begin "fetching Spark (434 MB)" pip_install pyspark \
     --use-pep517 --config-settings=--build-option=--compression=stored
 }
 
@@ -258,7 +262,7 @@ make_venv
 begin_python_packages
 finish
 build_speed
-if [ "$level" != site ] && ! is_done demo; then
+if needs_java && ! is_done demo; then
   [ -z "$(missing_java)" ] || stop "still missing after the installation: $(missing_java)"
   begin "fetching Apache Kafka (43 MB)" .venv/bin/python -m local_stack.jars
   finish

@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.chains import SQL, Site, connected, empty_chain, make_chain
 from benchmarks.load import Load
 from benchmarks.rivals.rival import NotWhole, Producer, Receiver, Rival
-from chain_kernel.clock import SystemClock
 from chain_kernel.errors import GapError, HaltError
 from chain_kernel.limits import FRAME_BYTES_MAX
 from chain_kernel.text import reason_of
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig, ReceiverConfig
 from matcher_receiver import Receiver as EngineReceiver
-from sequencer import Order, Sequencer, SequencerConfig, SequencerTuning
-from sequencer.leadership import PostgresLease
-from sequencer.stores.kafka import KafkaFrameSink
-from sequencer.stores.keys import PostgresKeyStore
-from sequencer.stores.postgres import PostgresChainStore
+from orderchain import open_receiver
+from sequencer import Order, Sequencer, SequencerConfig, SequencerTuning, open_sequencer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -30,6 +26,8 @@ if TYPE_CHECKING:
     from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.model import Event, Run
     from chain_kernel.ports import FrameSink
+
+NO_BROKER: Final = "engine_no_broker"
 
 IN_FLIGHT: Final = 3
 """Calls of `submit_many` under way: one commits, one is assembled, one waits."""
@@ -64,25 +62,19 @@ def sequencer_of(
     sink: FrameSink | None = None,
     tuning: SequencerTuning | None = None,
 ) -> Sequencer:
-    """Return a sequencer for `load`, publishing to Kafka unless there is another `sink`.
+    """Return a sequencer for `load`, publishing to Kafka unless there is another `sink`, or `load`
+    is for a chain without broker.
 
     It commits batches of the load's size, unless its `tuning` says otherwise.
     """
     config = SequencerConfig(
         chain_id=chain_id,
         database=site.sequencer,
-        kafka=site.kafka,
+        kafka=None if load.rival == NO_BROKER else site.kafka,
         key_window_rows=load.key_window_rows,
         tuning=tuning or SequencerTuning(batch_rows_max=load.batch_rows),
     )
-    return Sequencer(
-        config,
-        store=PostgresChainStore(config),
-        keys=PostgresKeyStore(config),
-        lease=PostgresLease(config),
-        sink=KafkaFrameSink(config) if sink is None else sink,
-        clock=SystemClock(),
-    )
+    return open_sequencer(config, sink=sink)
 
 
 async def submit_all(sequencing: Sequencer, batches: Sequence[list[Order]]) -> None:
@@ -194,6 +186,19 @@ async def reader_and_source(site: Site, chain_id: int) -> tuple[GapReader, Kafka
     return reader, KafkaSourceConfig(kafka=site.kafka, topic=head.topic, partition=head.partition)
 
 
+class _ListeningEnd(_ReceiverEnd):
+    """The same without a broker: it is notified, and reads every row from the database."""
+
+    async def open(self) -> None:
+        """Begin to listen."""
+        config = ReceiverConfig(
+            chain_id=self.venue.chain_id,
+            gap_databases=(self.venue.site.gap_reader,),
+            checkpoint="reported",
+        )
+        self._receiver = await self.enter_async_context(open_receiver(config))
+
+
 class Engine(Rival):
     """Every order numbered, linked and sealed, fenced, compared where asked, and checked again."""
 
@@ -213,6 +218,13 @@ class Engine(Rival):
     async def clean_up(self, venue: Venue) -> None:
         """Remove rows and topic."""
         await empty_chain(venue.site, venue.chain_id)
+
+
+class EngineNoBroker(Engine):
+    """The same on PostgreSQL alone."""
+
+    title = "orderchain, no broker"
+    receiver = _ListeningEnd
 
 
 # -- the proof: every link, every seal, and every row against what was sent ------------------------

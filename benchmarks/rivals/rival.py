@@ -31,6 +31,7 @@ _CLASSES: Final = {
     "bare_pipe": ("bare", "BarePipe"),
     "common_way": ("bare", "CommonWay"),
     "engine": ("engine", "Engine"),
+    "engine_no_broker": ("engine", "EngineNoBroker"),
     "event_sourcing": ("libraries", "EventSourcing"),
     "kafka_transactions_events": ("libraries", "KafkaTransactionsEvents"),
     "kafka_transactions_frames": ("libraries", "KafkaTransactionsFrames"),

@@ -47,6 +47,8 @@ SHARES_PERCENT: Final = (50, 70, 90)
 WAYS: Final[dict[str, dict[str, Any]]] = {
     "engine": {"rival": "engine"},
     "engine, one by one": {"rival": "engine", "way": "one by one"},
+    "engine, no broker": {"rival": "engine_no_broker"},
+    "engine, no broker, one by one": {"rival": "engine_no_broker", "way": "one by one"},
     f"engine, {IN_PYTHON}": {"rival": "engine", "implementation": "python"},
     PIPE: {"rival": "bare_pages"},
     "Kafka transactions, frames": {"rival": "kafka_transactions_frames"},

@@ -22,7 +22,7 @@ from benchmarks.disk import DiskWatch
 from benchmarks.host import ServerLoad
 from benchmarks.load import Figures, Load, Venue
 from benchmarks.processes import call, serve, stand_ready
-from benchmarks.rivals.engine import published, sequencer_of
+from benchmarks.rivals.engine import NO_BROKER, published, sequencer_of
 from benchmarks.rivals.rival import NotWhole, Tally, prepared, require_stored, rival_of
 from benchmarks.spreads import histogram_of
 from benchmarks.waits import Schedule, spread_out
@@ -133,7 +133,7 @@ async def _run(venue: Venue, job: Job) -> Figures:
 
 async def send(venue: Venue, job: Job) -> dict[str, Any]:
     """Hand every order over when it is due; `start_ns` is when the first one was."""
-    end = _engine if job.load.rival == "engine" else _rival
+    end = _engine if job.load.rival in ("engine", NO_BROKER) else _rival
     pacing = Pacing(job)
     cpu, batches = await end(venue, job, pacing)
     acks_ns = np.frombuffer(pacing.acks_ns, dtype=np.int64)

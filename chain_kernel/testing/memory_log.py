@@ -163,9 +163,15 @@ class MemoryFrameSource:
     """
 
     def __init__(
-        self, log: MemoryLog, link: Callable[[list[bytes]], list[bytes | None]] | None = None
+        self,
+        log: MemoryLog,
+        link: Callable[[list[bytes]], list[bytes | None]] | None = None,
+        *,
+        has_rows: bool = True,
     ) -> None:
+        """`has_rows`: False for a log of notifications; see `MemoryLease.notify`."""
         self.log = log
+        self.has_rows = has_rows
         self._link = link
         self._offset: int | None = None
 

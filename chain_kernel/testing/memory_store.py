@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from copy import copy
 from enum import Enum
 from hashlib import sha256
@@ -30,6 +30,7 @@ from chain_kernel.model import (
     Term,
 )
 from chain_kernel.seal import Batch, genesis_seal
+from chain_kernel.testing.memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -170,6 +171,8 @@ class MemoryDatabase:
         self.database_id = UUID(int=seed)
         self.server = ServerIdentity(seed, 1)
         self.chains: dict[int, CommittedChain] = {}
+        self.notices: dict[int, MemoryLog] = defaultdict(MemoryLog)
+        """By chain, what was notified here; a standby that is promoted begins with nothing."""
         self.is_away = False
         self.cancels_waits = False
         self._nonces = seed
@@ -495,6 +498,11 @@ class MemoryLease:
         chain.lease_counter += 1
         chain.lease_released = True
         chain.step_down = False
+
+    async def notify(self, term: Term, frame: bytes) -> None:
+        """Append to the notices of its chain; see `chain_kernel.ports.Lease.notify`."""
+        self._database.of_term(term)
+        self._database.notices[self._chain_id].append([frame])
 
     async def close(self) -> None:
         """Nothing is held."""

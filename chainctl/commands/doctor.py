@@ -118,7 +118,10 @@ async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]
     if settings.audit_database:
         what, database = "audit database", settings.audit_database
         checks += await _guarded(what, _other(settings, database, AUDITOR, what), "")
-    checks += await _guarded("kafka", _topics(settings, topics), "see --kafka")
+    if settings.kafka:
+        checks += await _guarded("kafka", _topics(settings, topics), "see --kafka")
+    else:
+        checks.append(_ok("kafka", "not set: receivers are notified through the database"))
     return checks
 
 

@@ -28,17 +28,18 @@ def stack() -> None:
 
 
 @stack.command()
+@click.option("--no-kafka", is_flag=True, help="PostgreSQL alone, unless it had Kafka before.")
 @json_option
 @uses_settings("stack_dir")
-def up(settings: Settings, as_json: bool) -> None:
+def up(settings: Settings, no_kafka: bool, as_json: bool) -> None:
     """Start what is not running; the first start fetches Kafka."""
-    _show(stack_of(settings).up(talk), as_json=as_json)
+    _show(stack_of(settings).up(talk, with_kafka=not no_kafka), as_json=as_json)
 
 
 @stack.command()
 @uses_settings("stack_dir")
 def down(settings: Settings) -> None:
-    """Stop both servers, keeping their data."""
+    """Stop the servers, keeping their data."""
     stack_of(settings).down(talk)
 
 
@@ -46,7 +47,7 @@ def down(settings: Settings) -> None:
 @click.option("--yes", "is_sure", is_flag=True, help="Do not ask: for scripts.")
 @uses_settings("stack_dir")
 def reset(settings: Settings, is_sure: bool) -> ExitCode:
-    """Stop both servers and delete their data, ports and passwords.
+    """Stop the servers and delete their data, ports and passwords.
 
     It asks first. Exit code 2 if the answer is no, and without a terminal unless --yes is given.
     """
@@ -69,7 +70,7 @@ def _agrees(directory: Path) -> bool:
 @json_option
 @uses_settings("stack_dir")
 def status(settings: Settings, as_json: bool) -> ExitCode:
-    """Show how both servers do. Exit code 1 unless both answer."""
+    """Show how the servers do. Exit code 1 unless all answer."""
     found = stack_of(settings).status()
     _show(found, as_json=as_json)
     if not found.servers:

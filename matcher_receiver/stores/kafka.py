@@ -26,64 +26,9 @@ from chain_kernel.errors import RetryError, SettingError, TopicError
 from chain_kernel.frame import topic_refusal
 from chain_kernel.text import reason_of
 from chain_kernel.tracing import find_tracing, traced_record
-from matcher_receiver.config import KafkaSourceConfig
 
 if TYPE_CHECKING:
-    from chain_kernel.ports import GapSource
-    from matcher_receiver.config import ReceiverConfig
-
-
-class ChainFrames:
-    """Implements `chain_kernel.ports.FrameSource` over the topic and partition of a chain.
-
-    They are read from the database at the start, so they need no configuration. If `config` names
-    one of them anyway, the receiver compares it with the chain's row.
-    """
-
-    def __init__(self, config: ReceiverConfig, gap_source: GapSource) -> None:
-        self._config = config
-        self._gap_source = gap_source
-        self._frames: KafkaFrameSource | None = None
-
-    @property
-    def place(self) -> tuple[str, int] | None:
-        """Topic and partition; None before the start."""
-        return None if self._frames is None else self._frames.place
-
-    async def start(self) -> None:
-        """Read the chain's row, check the topic and go to the live end.
-
-        Raises ConnectError, TopicError, and as `chain_kernel.ports.GapSource.standing`.
-        """
-        if self._frames is None:
-            config = self._config
-            if config.kafka is None:
-                raise SettingError("kafka", None, "host:port, or a KafkaConfig")
-            head = (await self._gap_source.standing(0)).head
-            self._frames = KafkaFrameSource(
-                KafkaSourceConfig(
-                    kafka=config.kafka,
-                    topic=head.topic,
-                    partition=head.partition,
-                    fetch_bytes=config.tuning.fetch_bytes,
-                    connect_seconds=config.tuning.connect_seconds,
-                    request_seconds=config.tuning.request_seconds,
-                    close_seconds=config.tuning.close_seconds,
-                )
-            )
-        await self._frames.start()
-
-    async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return the next records."""
-        if self._frames is None:
-            raise SettingError("frame source", "not started", "start() first")
-        return await self._frames.records(timeout_seconds)
-
-    async def close(self) -> None:
-        """Close."""
-        if self._frames is not None:
-            await self._frames.close()
-
+    from matcher_receiver.config import KafkaSourceConfig
 
 _log = logging.getLogger(__name__)
 
@@ -117,10 +62,15 @@ class KafkaFrameSource(ClosedAtExit):
         await self.start()
         return self
 
+    has_rows: Final = True
+
     @property
     def place(self) -> tuple[str, int]:
         """Topic and partition that it reads."""
         return self._at.topic, self._at.partition
+
+    def __str__(self) -> str:
+        return f"topic {self._config.topic}"
 
     async def start(self) -> None:
         """Check the topic and go to the live end."""

@@ -292,10 +292,13 @@ class PostgresChainStore:
         clock: Clock | None = None,
         shared: CommitLine | None = None,
         looks: Together[None, dict[str, Any]] | None = None,
+        *,
+        is_published: bool = True,
     ) -> None:
         """`shared`: the line of several chains, which somebody else closes; `looks`: those of all
-        chains of the process, by default of the line.
+        chains of the process, by default of the line; `is_published`: whether there is a broker.
         """
+        self._is_published = is_published
         self._config = config
         self._tuning = config.tuning
         self._is_shared = shared is not None
@@ -477,6 +480,7 @@ class PostgresChainStore:
                     term = await raise_epoch(
                         session, owner, drawn, seen, counter,
                         tuning.lease_seconds, tuning.commit_seconds,
+                        is_published=self._is_published,
                     )  # fmt: skip
                     # What a take-over finds counts as replicated: it was, if this commit is.
                     session.check_replicated()

@@ -31,6 +31,7 @@ from chain_kernel.clients.session import (
     open_connection,
 )
 from chain_kernel.errors import OrderchainError, RetryError, SchemaError
+from chain_kernel.frame import frame_notice, notice_channel
 from chain_kernel.model import ServerIdentity
 from chain_kernel.sql import SEQUENCER_WRITER, load_sql, require_version, with_constant
 from sequencer.core import ClockWatch
@@ -204,6 +205,13 @@ class SideSessions(ClosedAtExit):
             raise _not_ours(term)
         return found
 
+    async def notify(self, term: Term, frame: bytes) -> None:
+        """Notify those who listen to the chain of `term`, in one statement for all that are due.
+
+        Raises as `fetch`.
+        """
+        await self._of(term).notices.ask(term.chain_id, frame)
+
     async def close(self) -> None:
         """Close them; never raises, never waits beyond their deadline."""
         sessions = list(self._sessions.values())
@@ -244,6 +252,7 @@ class _SideSession:
         config = structs.replace(config, is_of_one_chain=True)
         self.session = Session(config, prepare=self._begin, refusal=refusal, server=server)
         self.beats = Together(self._renew, pause_seconds)
+        self.notices = Together(self._notify)
         self._proven: dict[int, bytes] = {}
 
     async def run(self, term: Term, work: Callable[[Connection], Awaitable[_Result]]) -> _Result:
@@ -262,6 +271,7 @@ class _SideSession:
     async def close(self) -> None:
         """End what is under way, and close the session."""
         await self.beats.close()
+        await self.notices.close()
         await self.session.close()
 
     async def _renew(self, beats: Mapping[int, tuple[Term, int]]) -> dict[int, Record]:
@@ -272,6 +282,14 @@ class _SideSession:
             lambda connection: connection.fetch(_SQL["renew_leases"], *columns)
         )
         return {row["chain_id"]: row for row in found}
+
+    async def _notify(self, frames: Mapping[int, bytes]) -> dict[int, None]:
+        channels = [notice_channel(chain_id) for chain_id in frames]
+        notices = [frame_notice(frame) for frame in frames.values()]
+        await self.session.run(
+            lambda connection: connection.execute(_SQL["notify"], channels, notices)
+        )
+        return {}
 
     async def _begin(self, connection: Connection) -> None:
         self._proven.clear()

@@ -58,33 +58,36 @@ async def raise_epoch(
     counter: int | None,
     lease_seconds: float,
     commit_seconds: float,
+    *,
+    is_published: bool,
 ) -> Term:
     """End the old leader's backend, set the next epoch by compare-and-set, and store its term.
 
     `seen` is chain, epoch and nonce as they were observed, `counter` the lease's, None if the lease
-    is our own. `lease_seconds` is stored for operators; `commit_seconds` is the deadline.
+    is our own. `lease_seconds` is stored for operators; `commit_seconds` is the deadline;
+    `is_published` is stored for receivers.
     Raises Fenced when one of them has moved, and what the driver raises.
     """
     seconds = min(_TERMINATE_SECONDS_MAX, commit_seconds * _TERMINATE_SHARE)
     connection = await session.idle()
     await connection.execute(_SQL["end_backend"], *seen, counter, int(seconds * 1_000))
     async with connection.transaction():
-        return await _raise_epoch(session, connection, owner, drawn, seen, counter, lease_seconds)
+        values = (*seen, drawn.nonce, owner, is_published)
+        return await _raise_epoch(session, connection, drawn, values, counter, lease_seconds)
 
 
 async def _raise_epoch(
     session: LeaderSession,
     connection: Connection,
-    owner: str,
     drawn: Secrets,
-    seen: tuple[int, int, bytes],
+    values: tuple[int, int, bytes, bytes, str, bool],
     counter: int | None,
     lease_seconds: float,
 ) -> Term:
-    chain_id, epoch, _ = seen
+    chain_id, epoch, _, _, owner, _ = values
     # Now: a standby that was promoted since keeps its sessions.
     session.server = await server_identity(connection)
-    head = await connection.fetchrow(_SQL["take_over"], *seen, drawn.nonce, owner)
+    head = await connection.fetchrow(_SQL["take_over"], *values)
     if head is None:
         raise Fenced(chain_id, epoch)
     lease = (chain_id, counter, head["epoch"], lease_seconds)

@@ -4,6 +4,7 @@ And a log in memory beside a topic of the real Kafka.
 """
 
 import secrets
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from random import Random
@@ -13,6 +14,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.frame import notice_channel
 from chain_kernel.ports import ChainStore, CheckpointStore, FrameSource, GapSource, KeyStore, Lease
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
@@ -36,7 +38,9 @@ from matcher_receiver import (
     KafkaFrameSource,
     KafkaSourceConfig,
     PostgresCheckpointStore,
+    ReceiverConfig,
 )
+from matcher_receiver.stores.notified import NotifiedFrames
 from sequencer.config import SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
@@ -47,6 +51,7 @@ from tests.doubles.hosts import Host, Hosts
 from tests.doubles.wire import Dial, Wire, WiredServer
 from tests.doubles.wired import WiredChainStore, WiredKeyStore, WiredLease, asking_over
 from tests.opened import connected
+from tests.simulation.notices import HeardNotices
 from tests.stored_pages import LET_TAMPER
 
 OpenStore = Callable[..., ChainStore]
@@ -82,6 +87,9 @@ class MemoryPlace:
 
     def lease(self) -> Lease:
         return MemoryLease(self._database, 1)
+
+    def notices(self) -> FrameSource:
+        return MemoryFrameSource(self._database.notices[1], has_rows=False)
 
     def keys(self) -> KeyStore:
         return MemoryKeyStore(self._database, 1)
@@ -138,6 +146,9 @@ class WiredPlace(MemoryPlace):
     def lease(self) -> Lease:
         return WiredLease(self._hosts, 1, sound_wire())
 
+    def notices(self) -> FrameSource:
+        return HeardNotices(self._hosts, list)
+
     def keys(self) -> KeyStore:
         return WiredKeyStore(self._hosts, 1, sound_wire())
 
@@ -170,6 +181,9 @@ class PostgresPlace:
 
     def lease(self) -> Lease:
         return PostgresLease(self._config())
+
+    def notices(self) -> FrameSource:
+        return notified(self._role_dsn(GAP_READER))
 
     def keys(self) -> KeyStore:
         return PostgresKeyStore(self._config())
@@ -210,6 +224,11 @@ class PostgresPlace:
         dsn = self._role_dsn(RECEIVER_WRITER)
         async with connected(dsn) as connection, connection.transaction():
             yield connection
+
+
+def notified(database: str) -> FrameSource:
+    """Return what listens to chain 1 in a database of the real server."""
+    return NotifiedFrames(ReceiverConfig(chain_id=1, name="listens", gap_databases=(database,)))
 
 
 Place = MemoryPlace | PostgresPlace
@@ -312,7 +331,13 @@ def open_transaction(place: Place) -> OpenTransaction:
     return place.transaction
 
 
-@pytest.fixture(params=["memory", "kafka"])
+@pytest.fixture
+def open_notices(place: Place, opener: Opener) -> Callable[[], FrameSource]:
+    """Open sources of what leaders of chain 1 notify."""
+    return opener(place.notices)
+
+
+@pytest.fixture(params=["memory", "kafka", "postgres"])
 async def topic(
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[tuple[Callable[[], FrameSource], Publish]]:
@@ -324,6 +349,17 @@ async def topic(
             log.append(values)
 
         yield lambda: MemoryFrameSource(log), append
+        return
+    if request.param == "postgres":
+        database = request.getfixturevalue("database")
+        async with connected(database) as connection:
+
+            async def notify(values: Sequence[bytes]) -> None:
+                for value in values:
+                    notice = f"0 {b64encode(value).decode()}"
+                    await connection.execute("SELECT pg_notify($1, $2)", notice_channel(1), notice)
+
+            yield lambda: notified(database), notify
         return
     kafka = request.getfixturevalue("kafka_server").bootstrap
     name = f"contract-{secrets.token_hex(4)}"

@@ -1,6 +1,7 @@
 """What every ChainStore and Lease must do, shown on those in memory and on PostgreSQL alike."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from chain_kernel.errors import (
     RetryError,
     UnknownOutcome,
 )
-from chain_kernel.model import IntakeMark, IntakeReject, Term
-from chain_kernel.ports import ChainStore, PendingCommit
+from chain_kernel.model import IntakeMark, IntakeReject, ServerIdentity, Term
+from chain_kernel.ports import ChainStore, FrameSource, PendingCommit
 from chain_kernel.seal import Batch, genesis_seal
 from sequencer.core import SequencerCore
 from sequencer.order import Order
+from sequencer.publisher import heartbeat_frame
 from tests.commits import commit
+from tests.deadlines import deadline
 
 from .conftest import AskToStepDown, HoldCommits, OpenLease, OpenStore, Skips, UntilWaiting
 
@@ -279,6 +282,30 @@ async def test_published_mark_of_an_idle_chain_is_stored_with_the_lease(
     batch = await led.commit()
     await getattr(open_lease(), way)(led.term, batch.last_id)
     assert (await take_over(open_store(), "you")).published_id == batch.last_id
+
+
+async def test_what_a_leader_notifies_is_heard_in_order(
+    led: Led, open_lease: OpenLease, open_notices: Callable[[], FrameSource]
+) -> None:
+    notices, lease, term = open_notices(), open_lease(), led.term
+    await notices.start()
+    frames = [
+        heartbeat_frame(term, last_id=last_id, last_seal=term.last_seal) for last_id in (1, 2, 3)
+    ]
+    for frame in frames:
+        await lease.notify(term, frame)
+    heard: list[bytes | None] = []
+    async with deadline():
+        while len(heard) < len(frames):
+            heard += await notices.records(1.0)
+    assert heard == frames
+
+
+async def test_only_the_server_of_the_term_notifies(led: Led, open_lease: OpenLease) -> None:
+    replaced = replace(led.term, server=ServerIdentity(1, 99))
+    frame = heartbeat_frame(led.term, last_id=1, last_seal=led.term.last_seal)
+    with pytest.raises(RetryError):
+        await open_lease().notify(replaced, frame)
 
 
 @pytest.mark.parametrize("way", ["renew", "release"])

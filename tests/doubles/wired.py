@@ -379,7 +379,7 @@ def _asked(name: str) -> Any:
 class WiredLease(_Side):
     """Implements `chain_kernel.ports.Lease` at the end of a wire."""
 
-    renew, release = _asked("renew"), _asked("release")
+    renew, release, notify = _asked("renew"), _asked("release"), _asked("notify")
 
     def _at(self, database: MemoryDatabase) -> MemoryLease:
         return MemoryLease(database, self._chain_id)

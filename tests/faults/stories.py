@@ -262,6 +262,15 @@ STORIES: tuple[Story, ...] = (
     logical_replica_promoted_and_the_leader_killed,
 )
 
+WITHOUT_BROKER: tuple[Story, ...] = (
+    row_locked_in_the_recovery,
+    synchronous_standby_away_at_a_take_over,
+    database_crashes_while_a_zombie_wakes,
+    schema_upgraded_in_a_take_over,
+    logical_replica_promoted_and_the_leader_killed,
+)
+"""Those for a chain without broker: what befalls its database, and so its notifications."""
+
 SPLIT: tuple[Story, ...] = (
     old_primary_thaws_after_its_standby_was_promoted,
     old_primary_restarts_with_orders_that_nobody_else_has,

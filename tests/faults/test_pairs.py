@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from local_stack import KafkaServer, PostgresServer
+from tests.builders.created_chain import Chain
 from tests.builders.standbys import pair_in
 
 from .brokers import Brokers
 from .chains import create_chain_on_pair
 from .conftest import MakeChain
 from .rounds import Round, Row
-from .stories import CHEAP, SPLIT, STORIES, THREE_BROKERS, Story
+from .stories import CHEAP, SPLIT, STORIES, THREE_BROKERS, WITHOUT_BROKER, Story
 
 ROUNDS = int(os.environ.get("FAULTS_ROUNDS") or 3)
 
@@ -62,6 +63,27 @@ async def test_pair_of_faults_loses_repeats_and_reorders_nothing_and_is_led_agai
             await live(Round(chain, postgres_to_break, kafka_to_break, seeded), story, total)
 
 
+@pytest.mark.guarantee("G1", "G3", "G4", "G5", "G14", "G15", "G17")
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "story", [pytest.param(story, id=named(story)) for story in WITHOUT_BROKER]
+)
+async def test_chain_without_broker_loses_nothing_and_is_led_again(
+    chain_on_breakable_postgres: MakeChain,
+    postgres_to_break: PostgresServer,
+    kafka_server: KafkaServer,
+    seeded: random.Random,
+    record_property: Callable[[str, object], None],
+    story: Story,
+) -> None:
+    total = Row(f"{named(story)}, no broker")
+    with recorded(total, record_property):
+        for number in range(1, ROUNDS + 1):
+            chain = without_broker(await chain_on_breakable_postgres(number, **PAIRED))
+            await live(Round(chain, postgres_to_break, kafka_server, seeded), story, total)
+
+
 @pytest.mark.guarantee("G3", "G5", "G14", "G15")
 @pytest.mark.long
 @pytest.mark.timeout(1800)
@@ -85,6 +107,7 @@ async def test_brokers_of_a_cluster_killed_with_the_leader_lose_nothing(
 @pytest.mark.guarantee("G3", "G4", "G5", "G14", "G15")
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("has_broker", [True, False], ids=["with broker", "no broker"])
 @pytest.mark.parametrize("story", [pytest.param(story, id=named(story)) for story in SPLIT])
 async def test_old_primary_that_comes_back_loses_and_repeats_nothing(
     server_folder: Path,
@@ -92,14 +115,21 @@ async def test_old_primary_that_comes_back_loses_and_repeats_nothing(
     seeded: random.Random,
     record_property: Callable[[str, object], None],
     story: Story,
+    *,
+    has_broker: bool,
 ) -> None:
-    total = Row(named(story))
+    total = Row(named(story) if has_broker else f"{named(story)}, no broker")
     with recorded(total, record_property):
         for number in range(1, ROUNDS + 1):
             with pair_in(server_folder / f"pair-{number}") as pair:
                 chain = await create_chain_on_pair(pair, kafka_server, number, **PAIRED)
+                chain = chain if has_broker else without_broker(chain)
                 await live(Round(chain, pair.primary, kafka_server, seeded, pair), story, total)
                 pair.primary.thaw()
+
+
+def without_broker(chain: Chain) -> Chain:
+    return msgspec.structs.replace(chain, config=chain.with_settings(kafka=None))
 
 
 @contextmanager

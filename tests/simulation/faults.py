@@ -122,9 +122,9 @@ def spoil_log(world: World) -> None:
     kind = world.random.choice(("truncate", "expire", "wipe"))
     world.note("log:", kind)
     if kind == "wipe":
-        world.log.wipe()
+        world.frames.wipe()
     else:
-        getattr(world.log, kind)(world.random.randrange(1, 6))
+        getattr(world.frames, kind)(world.random.randrange(1, 6))
 
 
 def throw_garbage(world: World) -> None:
@@ -134,7 +134,7 @@ def throw_garbage(world: World) -> None:
 
 def forge_frames(world: World) -> None:
     """Somebody who reads and writes the topic, and lacks the key, sends what should come next."""
-    record = world.log.records[-1] if world.log.records else b""
+    record = world.frames.records[-1] if world.frames.records else b""
     try:
         last = decode_header(record)
     except FrameError:
@@ -151,7 +151,7 @@ def forge_frames(world: World) -> None:
 
 def put_by_a_stranger(world: World, records: list[bytes]) -> None:
     """Not before the judge, who looks at what leaders publish."""
-    MemoryLog.append(world.log, records)
+    MemoryLog.append(world.frames, records)
 
 
 def step_clock(world: World) -> None:

@@ -93,6 +93,7 @@ class MemoryReadConnection:
                 "published_id": head.published_id,
                 "topic": head.topic,
                 "topic_partition": head.partition,
+                "is_published": head.is_published,
                 "batch_last_id": mark.batch_last_id,
                 "batch_seal": mark.seal,
                 "batch_epoch": mark.epoch,

@@ -236,7 +236,7 @@ class SequencerHost(Program):
             store=WiredChainStore(world.hosts, CHAIN_ID, store_wire, world.commit_wire()),
             keys=WiredKeyStore(world.hosts, CHAIN_ID, key_wire),
             lease=WiredLease(world.hosts, CHAIN_ID, lease_wire),
-            sink=WiredFrameSink(world.log, world.broker_wire()),
+            sink=WiredFrameSink(world.log, world.broker_wire()) if plan.has_broker else None,
             clock=self.clock,
             random=self._random(),
         )
@@ -244,11 +244,11 @@ class SequencerHost(Program):
 
 def sequencer_config(plan: Plan, name: str) -> SequencerConfig:
     """Return the settings that `plan` has drawn for sequencers."""
-    refuses = plan.refuses_without_kafka and plan.broker_in_the_end == "there"
+    refuses = plan.refuses_without_kafka and plan.broker_in_the_end == "there" and plan.has_broker
     return SequencerConfig(
         chain_id=CHAIN_ID,
         database="postgresql://simulated",
-        kafka="simulated:1",
+        kafka="simulated:1" if plan.has_broker else None,
         owner=name,
         standby=plan.stands_by,
         id_strategy="time" if plan.is_time_ids else "sequential",

@@ -22,6 +22,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         "broker_in_the_end": "there", "topic_records": 0, "topic_partitions": 1, "receivers": 1,
         "clients": 1, "sequencers": 1, "calls_per_client": 5, "is_time_ids": False,
         "refuses_without_kafka": False, "linger_seconds": 0.0, "patience_seconds": 1_000.0,
+        "has_broker": True,
     }  # fmt: skip
     """See `SeedFailed`."""
 
@@ -93,6 +94,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     linger_seconds: float
     tail_rows_max: int
     """A small one has a tail skipped at a start, which is then on record."""
+    has_broker: bool
+    """Else receivers are notified through the database, and read all rows there."""
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -142,4 +145,5 @@ class Plan(Struct, frozen=True, kw_only=True):
             linger_seconds=random.choice((0.0, 0.0, 0.01)),
             tail_rows_max=random.choice((100_000, 100_000, 5)),
             fail_overs=random.choice((1, 1, 2, 3)),
+            has_broker=random.random() < 0.7,
         )

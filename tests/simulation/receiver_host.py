@@ -25,6 +25,7 @@ from tests.doubles.wired import asking_over
 
 from .gap_connection import MemoryReadConnection
 from .hosts import Program
+from .notices import HeardNotices
 from .plan import CHAIN_ID
 from .seen import SeenCheckpoints, SeenGaps, end_of, rows_of
 
@@ -151,9 +152,11 @@ class ReceiverHost(Program):
 
     def _open(self) -> Receiver:
         world = self.world
+        link = LossyLink(world.link_dial, world.random)
+        has_broker = world.plan.has_broker
         return Receiver(
             receiver_config(world.plan, self.name),
-            MemoryFrameSource(world.log, LossyLink(world.link_dial, world.random)),
+            MemoryFrameSource(world.log, link) if has_broker else HeardNotices(world.hosts, link),
             self._gap_reader(),
             SeenCheckpoints(
                 world.judge,

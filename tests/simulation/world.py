@@ -122,7 +122,13 @@ class World:
         chain.watch_intake = self.orders.check
         chain.watch_term = self._on_term
         self.database.chains[CHAIN_ID] = chain
+        self.notices = self.database.notices[CHAIN_ID] = SeenLog(self.judge)
         return chain
+
+    @property
+    def frames(self) -> SeenLog:
+        """Where leaders send frames: the topic, or the notifications of the primary."""
+        return self.log if self.plan.has_broker else self.notices
 
     def promote(self) -> None:
         """Have the synchronous standby be the primary, with all that was ever acknowledged.
@@ -131,6 +137,7 @@ class World:
         """
         old, server = self.chain, self.database.server
         old.judge, old.watch_intake, old.watch_term = None, ignore, ignore
+        self.notices.judge = None
         self.database = MemoryDatabase(self.plan.seed + server.timeline * PROMOTED_SEEDS)
         self.database.database_id = old.database_id
         self.database.server = msgspec.structs.replace(server, timeline=server.timeline + 1)
@@ -270,7 +277,8 @@ class World:
         replaying.cancel()
         chain = self.chain
         self.judge.saw("stored_head", chain.last_id, chain.last_seal, chain.epoch)
-        self.judge.saw("published", chain.published_id, chain.skips)
+        if self.plan.has_broker:
+            self.judge.saw("published", chain.published_id, chain.skips)
         self.judge.saw("over")
         self.steps = self.loop.steps
 

@@ -275,7 +275,8 @@ def _with_sink(*ends: type[Exception]) -> Any:
     async def check_after(self: Leadership, turn: AsyncExitStack) -> Term:
         term = await acquire(self, turn)
         try:
-            await self._sink.start(term.topic, term.partition)
+            if self._sink is not None:
+                await self._sink.start(term.topic, term.partition)
         except (RetryError, ConnectError, TopicError) as error:
             if isinstance(error, ends):
                 raise

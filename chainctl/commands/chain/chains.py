@@ -47,12 +47,17 @@ chain.add_command(verify_mark, "verify-mark")
 def create(
     settings: Settings, chain_id: int, topic: str | None, partition_ids: int | None, as_json: bool
 ) -> None:
-    """Make the chain N with its topic; what is there already is left as it is."""
+    """Make the chain N with its topic; what is there already is left as it is.
+
+    Without --kafka it makes no topic: the chain is led without a broker, or until one is added.
+    """
     if topic is not None:
         check_topic_name(topic, "--topic")
     done = run_async(_create(settings, chain_id, topic, partition_ids))
     chain = "created" if done.chain_created else "is there already"
     topic_state = "created" if done.topic_created else "is there already"
+    if not settings.kafka:
+        topic_state = "not looked at: no broker is set"
     talk(f"chainctl: chain {done.chain} {chain}, topic {done.topic} {topic_state}")
     if as_json:
         data_json(done)
@@ -73,7 +78,7 @@ async def _create(
     async with connected_to(database, seconds, OWNER) as connection:
         return await create_chain(
             connection,
-            settings.kafka_config(),
+            settings.broker(),
             chain_id,
             topic=topic,
             partition_ids=partition_ids,

@@ -72,7 +72,8 @@ class _Task(NamedTuple):
         return ReceiverConfig(
             chain_id=self.chain_id,
             name=self.name,
-            kafka=settings.kafka_config(),
+            gap_databases=settings.gap_dsns(),
+            kafka=settings.broker(),
             start=start,
             until=self.until_id if has_end else "head",
             idle_seconds=self.idle_seconds,
@@ -230,7 +231,7 @@ async def _receive(
         source: GapSource = gap_source(settings, task.chain_id)
         if task.archive is not None:
             source = with_archive(source, task.archive, task.chain_id)
-        settings.kafka_config()
+        settings.broker()
         reports = head_reports(settings, task.chain_id, task.name, is_lasting=task.is_named)
         receiver = await _receiver(settings, task, journal, source, reports)
         watch.add(receiver)

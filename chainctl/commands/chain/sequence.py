@@ -247,7 +247,7 @@ def sequencer_config(
         return SequencerConfig(
             chain_id=chain_id,
             database=settings.database_dsn(),
-            kafka=settings.kafka_config(),
+            kafka=settings.broker(),
             owner=owner_of(settings),
             unsafe_durability=unsafe_durability,
             standby=standby,

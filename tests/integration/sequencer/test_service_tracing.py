@@ -41,6 +41,10 @@ class Losing:
     def place(self) -> tuple[str, int] | None:
         return self.frames.place
 
+    @property
+    def has_rows(self) -> bool:
+        return self.frames.has_rows
+
     async def start(self) -> None:
         await self.frames.start()
 

@@ -31,5 +31,5 @@ async def test_way_of_an_order_is_as_on_the_page(
     )
     to_kafka, to_checkpoint = await walk.walk(chain.config, receiving)
     assert len(to_kafka) <= 20
-    assert len(to_checkpoint) <= 13
+    assert len(to_checkpoint) <= 14
     assert walk.ways_in(walk.PAGE.read_text()) == [set(to_kafka), set(to_checkpoint)]

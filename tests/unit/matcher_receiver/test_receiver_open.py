@@ -52,7 +52,6 @@ def test_settings_of_the_config_reach_the_parts() -> None:
     [
         ({"database": None}, "database"),
         ({"database": None, "gap_databases": (READER,)}, "database"),
-        ({"kafka": None}, "kafka"),
         ({"name": None}, "name"),
     ],
 )

@@ -1,0 +1,212 @@
+"""A chain without broker: receivers are notified, and all is delivered, by PostgreSQL alone."""
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from chain_kernel.model import Event
+from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
+from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning, State
+from orderchain import open_receiver
+from sequencer import SequencerConfig, open_sequencer, open_sequencers
+from tests.builders.created_chain import Chain
+from tests.builders.orders import make_orders
+from tests.deadlines import deadline
+from tests.integration.sequencer.conftest import MakeChain
+
+RoleDsn = Callable[[str], str]
+
+NEVER_POLLS = ReceiverTuning(poll_after_seconds=600.0)
+"""What a notification does not bring never comes."""
+
+
+def without_kafka(chain: Chain) -> SequencerConfig:
+    return replace(chain.config, kafka=None)
+
+
+def receiver_of(
+    chain: Chain,
+    role_dsn: RoleDsn,
+    kafka: str | None = None,
+    tuning: ReceiverTuning = NEVER_POLLS,
+    name: str = "matching",
+) -> Receiver:
+    return open_receiver(
+        ReceiverConfig(
+            chain_id=chain.chain_id,
+            name=name,
+            database=role_dsn(RECEIVER_WRITER),
+            gap_databases=(role_dsn(GAP_READER),),
+            kafka=kafka,
+            tuning=tuning,
+        )
+    )
+
+
+async def take(receiver: Receiver, count: int) -> list[Event]:
+    """Return the next `count` orders, each run of which is checkpointed."""
+    events: list[Event] = []
+    async with deadline():
+        while len(events) < count:
+            run = await anext(receiver)
+            events += run.events
+            await receiver.checkpoint(run)
+    return events
+
+
+async def test_orders_reach_a_receiver_by_notifications_alone(
+    make_chain: MakeChain, role_dsn: RoleDsn
+) -> None:
+    chain = await make_chain()
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        receiver_of(chain, role_dsn) as receiver,
+    ):
+        acks = []
+        for order in make_orders(20):
+            acks.append(await sequencer.submit(order.key, order.payload))
+            assert await take(receiver, 1) == (await chain.rows(acks[-1].pid))
+        stats = receiver.stats()
+        assert stats.state is State.LIVE
+        assert (stats.rows_live, stats.rows_filled, stats.gaps) == (20, 0, 0)
+        assert sequencer.stats().head_published == acks[-1].id
+    head = await chain.head()
+    assert (head["is_published"], head["published_id"]) == (False, acks[-1].id)
+    assert await chain.records() == []
+
+
+async def test_an_idle_receiver_asks_nothing_of_the_database(
+    make_chain: MakeChain, role_dsn: RoleDsn
+) -> None:
+    chain = await make_chain()
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        receiver_of(chain, role_dsn, tuning=ReceiverTuning()) as receiver,
+    ):
+        await sequencer.submit("a", b"")
+        await take(receiver, 1)
+        before = receiver.stats().reads
+        idle = asyncio.ensure_future(anext(receiver))
+        while receiver.stats().heartbeats < 12:  # noqa: ASYNC110 - three seconds of them
+            await asyncio.sleep(0.01)
+        assert receiver.stats().reads == before
+        receiver.stop()
+        await asyncio.wait([idle])
+        assert isinstance(idle.exception(), StopAsyncIteration)
+
+
+async def test_a_receiver_goes_over_to_kafka_and_back_under_load(
+    make_chain: MakeChain, role_dsn: RoleDsn
+) -> None:
+    chain = await make_chain()
+    kafka = str(chain.config.kafka)
+    acked: list[int] = []
+    taken: list[Event] = []
+    has_changed = asyncio.Event()
+
+    async def lead(config: SequencerConfig, until: Callable[[], bool]) -> None:
+        async with open_sequencer(config) as sequencer:
+            while not until():
+                start = len(acked)
+                orders = make_orders(50, start=start)
+                acked.extend(ack.id for ack in await sequencer.submit_many(orders))
+                await asyncio.sleep(0)
+
+    async with deadline(), receiver_of(chain, role_dsn, kafka, ReceiverTuning()) as receiver:
+
+        async def read() -> None:
+            async for run in receiver:
+                taken.extend(run.events)
+                await receiver.checkpoint(run)
+                has_changed.set()
+
+        def comes_from(source: str) -> Callable[[], bool]:
+            """Until 500 orders more were handed on, and it is live over `source`."""
+            count = len(taken) + 500
+            return lambda: (
+                len(taken) >= count
+                and receiver.stats().source == source
+                and receiver.state is State.LIVE
+            )
+
+        reading = asyncio.ensure_future(read())
+        for config, source in (
+            (without_kafka(chain), "primary"),
+            (chain.config, "kafka"),
+            (without_kafka(chain), "primary"),
+        ):
+            await lead(config, comes_from(source))
+        await receiver.until_delivered(acked[-1])
+        receiver.stop()
+        await reading
+    assert [event.id for event in taken] == acked
+    assert taken == await chain.rows()
+
+
+async def test_a_listener_that_was_cut_listens_again(
+    make_chain: MakeChain, role_dsn: RoleDsn
+) -> None:
+    chain = await make_chain()
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        receiver_of(chain, role_dsn, tuning=ReceiverTuning()) as receiver,
+    ):
+        await sequencer.submit("a", b"")
+        await take(receiver, 1)
+        cut = await chain.value(
+            "SELECT count(pg_terminate_backend(pid))::integer FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'orderchain listener'"
+        )
+        assert cut == 1
+        await sequencer.submit("b", b"")
+        await take(receiver, 1)  # by a poll, at the latest
+        heard = receiver.stats().heartbeats
+        idle = asyncio.ensure_future(anext(receiver))
+        while receiver.stats().heartbeats == heard:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0.01)
+        receiver.stop()
+        await asyncio.wait([idle])
+        assert isinstance(idle.exception(), StopAsyncIteration)
+
+
+async def test_forged_notifications_cost_nothing(make_chain: MakeChain, role_dsn: RoleDsn) -> None:
+    chain = await make_chain()
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        receiver_of(chain, role_dsn) as receiver,
+    ):
+        await sequencer.submit("a", b"")
+        await take(receiver, 1)
+        reads = receiver.stats().reads
+        for forged in ("", "9", "9 AAAA", "no notice at all"):
+            await chain.value("SELECT pg_notify($1, $2)::text", "orderchain_1", forged)
+        await sequencer.submit("b", b"")
+        await take(receiver, 1)
+        assert receiver.stats().reads == reads
+        assert sum(receiver.stats().dropped.values()) >= 4
+
+
+async def test_receivers_of_one_process_share_a_connection_that_listens(
+    make_chain: MakeChain, role_dsn: RoleDsn
+) -> None:
+    chains = [await make_chain(number) for number in (1, 2, 3)]
+    async with deadline(), open_sequencers([without_kafka(each) for each in chains]) as leaders:
+        receivers = [receiver_of(each, role_dsn) for each in chains]
+        for receiver in receivers:
+            await receiver.__aenter__()
+        for number, leader in leaders.items():
+            await leader.submit(f"key {number}", b"")
+        for receiver in receivers:
+            assert len(await take(receiver, 1)) == 1
+        listening = await chains[0].value(
+            "SELECT count(*)::integer FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name = 'orderchain listener'"
+        )
+        assert listening == 1
+        for receiver in receivers:
+            await receiver.__aexit__(None, None, None)
