@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     )
     from outbox.message import Message as Message, draw_message_ids as draw_message_ids
     from outbox.records import Confirm as Confirm, Progress as Progress
-    from outbox.sender.business import (
+    from outbox.sender.transaction import (
         BusinessTransaction as BusinessTransaction,
         add as add,
         add_many as add_many,
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     )
     from outbox.sender.config import KeepConfig as KeepConfig, RelayConfig as RelayConfig
     from outbox.sender.relay import FireAfterCommit as FireAfterCommit, Relay as Relay
-    from outbox.sender.upkeep import (
-        UpkeepReport as UpkeepReport,
+    from outbox.sender.maintenance import (
+        MaintenanceReport as MaintenanceReport,
         change_destination as change_destination,
         create_destination_topics as create_destination_topics,
         keep_outbox as keep_outbox,
@@ -115,11 +115,12 @@ _NAMES = {
     ),
     "outbox.message": "Message draw_message_ids",
     "outbox.records": "Confirm Progress",
-    "outbox.sender.business": "BusinessTransaction add add_many wake",
+    "outbox.sender.transaction": "BusinessTransaction add add_many wake",
     "outbox.sender.config": "KeepConfig RelayConfig",
     "outbox.sender.relay": "FireAfterCommit Relay",
-    "outbox.sender.upkeep": (
-        "UpkeepReport change_destination create_destination_topics keep_outbox save_destinations"
+    "outbox.sender.maintenance": (
+        "MaintenanceReport change_destination create_destination_topics keep_outbox "
+        "save_destinations"
     ),
     "outbox.statuses": "Change Status",
 }

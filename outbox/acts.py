@@ -230,7 +230,7 @@ async def silent_consumers(source: Connection | OutboxSession) -> list[SilentCon
     ]
 
 
-async def troubles(connection: Connection) -> dict[str, str]:
+async def topic_errors(connection: Connection) -> dict[str, str]:
     """Return the topics that relays could not use in the last minutes, by destination."""
     found: dict[str, list[str]] = {}
     for name, topic, reason in await connection.fetch(_SQL["troubles"]):
@@ -251,7 +251,7 @@ async def read_counts(connection: Connection, overdue_seconds: float) -> list[di
     late_of = {
         tuple(row[:2]): row[2:] for row in await connection.fetch(_SQL["overdue"], overdue_seconds)
     }
-    wrong, silences = await troubles(connection), dict[str, list[str]]()
+    wrong, silences = await topic_errors(connection), dict[str, list[str]]()
     for silent in await silent_consumers(connection):
         silences.setdefault(silent.destination, []).append(str(silent))
     # Each relay and message service measures the outbox, every `upkeep_seconds`.

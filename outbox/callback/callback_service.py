@@ -37,7 +37,7 @@ from outbox.message import smallest_id
 from outbox.parts import endless
 from outbox.records import APPLIED, DUE_NS_MAX, decode_checks, decode_confirms
 from outbox.roles import OUTBOX_CALLBACK
-from outbox.sender.message_sender import TopicTroubles
+from outbox.sender.message_sender import TopicErrors
 from outbox.session import OutboxSession, Tables, columns
 
 if TYPE_CHECKING:
@@ -407,7 +407,7 @@ class CallbackIntake:
         self._service = service
         self._clock = clock or SystemClock()
         self._topics = (config.check_topic, *config.confirm_topics)
-        self._troubles = TopicTroubles()
+        self._topic_errors = TopicErrors()
 
     async def run(self) -> None:
         """Take records in, until cancelled. Raises what does not pass by itself."""
@@ -447,7 +447,7 @@ class CallbackIntake:
             started(make_consumer(self._kafka, "callback-topics")) as look,
         ):
             known: set[str] = await look.topics()
-        self._troubles.look_at(self._topics, lambda topic: [0] if topic in known else None)
+        self._topic_errors.look_at(self._topics, lambda topic: [0] if topic in known else None)
         return known.issuperset(self._topics)
 
     async def _round(self, consumer: AIOKafkaConsumer) -> None:
@@ -455,7 +455,7 @@ class CallbackIntake:
         confirms = [
             at for at in consumer.assignment() if at.topic in set(self._config.confirm_topics)
         ]
-        self._troubles.look_at(self._topics, consumer.partitions_for_topic)
+        self._topic_errors.look_at(self._topics, consumer.partitions_for_topic)
         now_ns = self._clock.wall_ns()
         async with asyncio.timeout(self._config.call_seconds):
             ends = await consumer.end_offsets(confirms) if confirms else {}

@@ -26,13 +26,13 @@ from outbox.errors import PartEnded
 from outbox.message import Message, draw_message_ids, smallest_id
 from outbox.parts import Parts, ServiceOfParts, endless
 from outbox.records import APPLIED, CHECKS_MAX, encode_checks, is_proven
-from outbox.sender.business import BusinessTransaction, watched_transaction
 from outbox.sender.due_decisions import CLAIMS_MAX
-from outbox.sender.message_sender import MessageSender, Sent, TopicTrouble
-from outbox.sender.parcel_sender import Parcel, ParcelSender, Tally, failure_text
+from outbox.sender.message_sender import MessageSender, Sent, TopicUnusable
+from outbox.sender.send_queues import ClaimedMessages, SendQueues, SentCounter, failure_text
 from outbox.sender.store import SQL as STORE_SQL
 from outbox.sender.store import AbnormalDelivery, ConfirmOutcome, RelayStore, messages_of
 from outbox.sender.sweep import report_abnormal
+from outbox.sender.transaction import BusinessTransaction, watched_transaction
 from outbox.session import OutboxSession
 from outbox.statuses import SENDABLE, Change, sources
 
@@ -89,11 +89,11 @@ class CheckedSender(ServiceOfParts):
         self._sender = MessageSender(config.kafka, config.send_seconds)
         self._checks = Destination(name=_CHECKS, topic=checked.check_topic, confirm="none")
         self._oldest = smallest_id(0)
-        self._tally = Tally("left to the callback service and the sweep")
+        self._sent_counter = SentCounter("left to the callback service and the sweep")
         # No other process sends for now what this one holds, so it waits for broker and topic.
-        self._parcel_sender = ParcelSender(
+        self._send_queues = SendQueues(
             self._sender,
-            self._tally,
+            self._sent_counter,
             self._send,
             rows_max=config.waiting_rows_max,
             round_rows_max=config.send_rows_max,
@@ -105,8 +105,8 @@ class CheckedSender(ServiceOfParts):
 
     def stats(self) -> CheckedStats:
         """Return the counters as they are now."""
-        sent = self._tally.sent_count + self._counters.resent
-        return replace(self._counters, sent=sent, dropped=self._tally.unsent_count)
+        sent = self._sent_counter.sent_count + self._counters.resent
+        return replace(self._counters, sent=sent, dropped=self._sent_counter.unsent_count)
 
     async def start(self) -> None:
         """Connect to the database, and begin. Raises ConnectError, SchemaError, RetryError."""
@@ -118,13 +118,13 @@ class CheckedSender(ServiceOfParts):
             raise
         self._parts = Parts("mode 5")
         durability = TopicDurability(self._config.kafka, "mode-5-topics", LOSS)
-        self._parts.begin("send", self._parcel_sender.run())
-        self._parts.begin("broker", endless("broker", self._parcel_sender.watch_broker))
+        self._parts.begin("send", self._send_queues.run())
+        self._parts.begin("broker", endless("broker", self._send_queues.watch_broker))
         self._parts.begin("outbox", endless("outbox", self._keep_looking))
         self._parts.begin("topics", durability.keep_looking(self._topics))
 
     async def _look(self) -> None:
-        self._parcel_sender.destinations = await self._store.destinations()
+        self._send_queues.destinations = await self._store.destinations()
         self._oldest = await self._store.oldest_unfinished()
 
     async def _keep_looking(self) -> None:
@@ -136,14 +136,14 @@ class CheckedSender(ServiceOfParts):
             await self._look()
 
     def _topics(self) -> set[str]:
-        return topics_of(self._parcel_sender.destinations.values()) | {self._checked.check_topic}
+        return topics_of(self._send_queues.destinations.values()) | {self._checked.check_topic}
 
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
             for close in (self._store.close, self._session.close, self._sender.close):
                 closing.push_async_callback(close)
-            closing.callback(self._tally.log)
-            closing.callback(self._parcel_sender.drop_waiting)
+            closing.callback(self._sent_counter.log)
+            closing.callback(self._send_queues.drop_waiting)
             closing.push_async_callback(self._parts.end)
             with suppress(TimeoutError, PartEnded):
                 async with asyncio.timeout(self._config.stop_seconds):
@@ -168,15 +168,15 @@ class CheckedSender(ServiceOfParts):
         messages = business.kept(commit)
         if not (commit.is_certain or (self._config.unsafe_durability and not commit.was_cut)):
             if messages:
-                self._tally.give_up(len(messages), "the commit may not last")
+                self._sent_counter.give_up(len(messages), "the commit may not last")
             return
-        self._parcel_sender.hand_over(Parcel(claim, messages))
+        self._send_queues.hand_over(ClaimedMessages(claim, messages))
         if not self._is_known(messages):
             self._woken.set()
 
     async def settle(self) -> None:
         """Return once everything handed over is sent. Raises PartEnded."""
-        await self._parts.during(self._parcel_sender.finish)
+        await self._parts.during(self._send_queues.finish)
 
     # ------------------------------------------------------------ what the callback service calls
 
@@ -248,7 +248,7 @@ class CheckedSender(ServiceOfParts):
         groups: dict[str, list[Message]] = {}
         for message in messages:
             groups.setdefault(message.destination, []).append(message)
-        known, oldest = self._parcel_sender.destinations, await self._store.oldest_unfinished()
+        known, oldest = self._send_queues.destinations, await self._store.oldest_unfinished()
         tries = [
             self._try(known[name], group, oldest) for name, group in groups.items() if name in known
         ]
@@ -281,7 +281,7 @@ class CheckedSender(ServiceOfParts):
         results = await self._sender.send(messages, destination, oldest)
         tried = [each for each in results if each.error is None]
         if failed := [each for each in results if each.error is not None]:
-            tried += (await self._parcel_sender.sorted_failures(destination, failed))[0]
+            tried += (await self._send_queues.sorted_failures(destination, failed))[0]
         return tried
 
     def _report_abnormal(self, rows: Sequence[Record]) -> None:
@@ -292,14 +292,14 @@ class CheckedSender(ServiceOfParts):
     # ------------------------------------------------------------------------------ after a commit
 
     def _is_known(self, messages: Sequence[Message]) -> bool:
-        return all(message.destination in self._parcel_sender.destinations for message in messages)
+        return all(message.destination in self._send_queues.destinations for message in messages)
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         """Send the checks first: a check without its message is fixed, the reverse is not."""
         checks = self._checks_of(messages, destination)
         for sent in await self._sender.send(checks, self._checks, self._oldest):
             if (error := sent.error) is not None:
-                if not isinstance(error, TopicTrouble):
+                if not isinstance(error, TopicUnusable):
                     error = RetryError(f"the check record was not taken: {named_reason(error)}")
                 return [Sent(destination.topic, -1, messages, error=error)]
         return await self._sender.send(messages, destination, self._oldest)

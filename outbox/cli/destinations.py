@@ -129,7 +129,7 @@ def remove(settings: Settings, name: str) -> None:
 
     Messages to it are refused from then on.
     """
-    from outbox.sender.upkeep import remove_destination
+    from outbox.sender.maintenance import remove_destination
 
     asked(settings, remove_destination, name)
     talk(f"chainctl: destination {name} is removed")

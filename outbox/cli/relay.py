@@ -21,7 +21,7 @@ from outbox.cli.destinations import fields_listed
 if TYPE_CHECKING:
     from chainctl.settings import Settings
     from outbox.callback.config import CallbackConfig
-    from outbox.sender.upkeep import UpkeepReport
+    from outbox.sender.maintenance import MaintenanceReport
     from outbox.service.config import Clients, ServiceConfig
 
 # -- options of a relay ---------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: 
     return ExitCode.FINDINGS if done.is_full or done.partitions_left else ExitCode.CLEAN
 
 
-async def _keep(settings: Settings, given: dict[str, Any]) -> UpkeepReport:
+async def _keep(settings: Settings, given: dict[str, Any]) -> MaintenanceReport:
     from outbox import KeepConfig, keep_outbox
 
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -21,7 +21,7 @@ from chain_kernel.clients.kafka_errors import DRIVER_ERRORS, connecting, lasting
 from chain_kernel.errors import OrderchainError, RetryError
 from chain_kernel.text import reason_of
 from outbox.records import Confirm, Progress, encode_confirms
-from outbox.sender.message_sender import TopicTrouble, TopicTroubles, partitions_of
+from outbox.sender.message_sender import TopicErrors, TopicUnusable, partitions_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ class ConfirmSender:
         self._kafka = KafkaConfig.of(config.kafka)
         self._producer: AIOKafkaProducer | None = None
         self._connecting = asyncio.Lock()
-        self._troubles = TopicTroubles()
+        self._topic_errors = TopicErrors()
         self._sending: dict[str, asyncio.Task[None]] = {}  # by topic
         self._waiting: dict[str, list[Confirm]] = {}
         # By topic: the topics whose messages are confirmed there, and the partitions reported.
@@ -103,7 +103,7 @@ class ConfirmSender:
                 lines.setdefault(place[0], []).append(Progress(*place, offset))
         now = asyncio.get_running_loop().time()
         for topic in self._waiting:
-            if topic in self._sending or self._troubles.is_paused(topic):
+            if topic in self._sending or self._topic_errors.is_paused(topic):
                 continue
             if self._paused_until.get(topic, 0.0) > now:
                 continue
@@ -164,10 +164,10 @@ class ConfirmSender:
         try:
             producer = self._producer or await self._connect()
             async with asyncio.timeout(self._config.request_seconds):
-                await partitions_of(producer, topic, self._troubles)
+                await partitions_of(producer, topic, self._topic_errors)
                 # One key, so one partition: confirms and the progress after them keep their order.
                 await producer.send_and_wait(topic, value, key=name.encode())
-        except TopicTrouble:  # which was reported when it was found
+        except TopicUnusable:  # which was reported when it was found
             return False
         except (*DRIVER_ERRORS, OrderchainError) as error:
             refusal = lasting_refusal(error, self._kafka, f"write to topic {topic}")
@@ -176,7 +176,7 @@ class ConfirmSender:
             self._paused_until[topic] = asyncio.get_running_loop().time() + TOPIC_PAUSE_SECONDS
             await self._renew()
             return False
-        self._troubles.is_over(topic)
+        self._topic_errors.is_over(topic)
         self.sent += len(confirms)
         return True
 

@@ -39,7 +39,7 @@ from outbox.consumer.in_hand import (
 )
 from outbox.consumer.inbox import keep_moved
 from outbox.errors import BadRecord
-from outbox.sender.message_sender import TopicTroubles
+from outbox.sender.message_sender import TopicErrors
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -103,7 +103,7 @@ class DestinationRecords:
         self._starts: Mapping[str, Sequence[int]] = {}
         self._new_topics: Collection[str] = ()
         self._consumer: AIOKafkaConsumer | None = None
-        self._troubles = TopicTroubles()
+        self._topic_errors = TopicErrors()
         self._next_look = 0.0
 
     async def start(self) -> None:
@@ -178,7 +178,7 @@ class DestinationRecords:
         if now < self._next_look:
             return
         self._next_look = now + METADATA_SECONDS
-        self._troubles.look_at(self._config.topics, consumer.partitions_for_topic)
+        self._topic_errors.look_at(self._config.topics, consumer.partitions_for_topic)
 
     async def commit(self) -> None:
         """Commit what has moved. Raises RetryError; the next call commits what this one did not."""

@@ -34,10 +34,10 @@ from chain_kernel.tasks import SelfCancelled, of_others
 from chain_kernel.text import printable, reason_of
 from outbox.parts import endless
 from outbox.records import DUE_NS_MAX
-from outbox.sender.business import wake_over
 from outbox.sender.due_decisions import Answer, CheckRules, after_check, may_ask
 from outbox.sender.store import AbnormalDelivery
 from outbox.sender.sweep import report_abnormal
+from outbox.sender.transaction import wake_over
 from outbox.session import OutboxSession, columns, named_server
 from outbox.statuses import Change, Status, sources
 
@@ -81,7 +81,7 @@ class MessageState(Struct, frozen=True):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether its sender decided against it."""
+        """True if its sender decided against it."""
         return not self.pending and Status.CANCELLED in self.done
 
     @property
@@ -99,15 +99,21 @@ async def decide_messages(
 ) -> set[UUID]:
     """Commit or roll back prepared messages; return those that were undecided until now.
 
-    Abnormal messages that were never decided are decided too: late, but decided. With `claim`, only
-    those that the check of that token still holds. Raises RetryError.
+    Abnormal messages that were never decided are decided too: late, but decided.
+
+    Args:
+        change: `Change.COMMITTED` or `Change.ROLLED_BACK`.
+        claim: only those that the check of this token still holds.
+
+    Raises:
+        RetryError: the database is away; call it again.
     """
     statement = SQL[_STATEMENTS[change]]
     rows = await session.fetch(statement, sorted(message_ids), _UNDECIDED[change], claim)
     return {row[0] for row in rows}
 
 
-async def standings(
+async def message_states(
     session: OutboxSession | Connection, message_ids: Sequence[UUID]
 ) -> dict[UUID, MessageState]:
     """Return the state of messages; unknown ones are left out. Raises RetryError."""
@@ -116,7 +122,7 @@ async def standings(
     ids = sorted(message_ids)
     rows = await session.fetch(SQL["standing"], ids, ids[0], ids[-1])
     found = (MessageState(r[0], r[1], tuple(r[2]), r[3], tuple(r[4])) for r in rows)
-    return {standing.message_id: standing for standing in found}
+    return {state.message_id: state for state in found}
 
 
 _log = logging.getLogger(__name__)
@@ -130,11 +136,11 @@ _SILENT: Final = "no answer"
 
 
 class CheckingConfig(Config, frozen=True, kw_only=True):
-    """How checks are made."""
+    """The settings of checks."""
 
     rules: CheckRules = CheckRules()
     round_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
-    """How often the loop looks for what is due."""
+    """Pause between two looks for what is due."""
     rows_max: Annotated[int, Meta(ge=1, le=10_000)] = 500
     """Checks of one round."""
     ask_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
@@ -184,7 +190,11 @@ class CheckBack:
             raise group.exceptions[0] from None
 
     async def check_once(self) -> int:
-        """Ask about the messages that are due now, and return how many. Raises RetryError."""
+        """Ask about the messages that are due now, and return how many.
+
+        Raises:
+            RetryError: the database is away; call it again.
+        """
         count, checking = await self._begin(set())
         await asyncio.gather(*checking)
         return count
@@ -224,9 +234,28 @@ class CheckBack:
     async def _check(
         self, token: UUID, asked: set[str], sender: str, checks: Sequence[DueCheck]
     ) -> None:
-        answered, trouble = await self._answers(sender, checks)
+        """Ask one sender, and write what follows from its answers."""
+        answered, no_answer = await self._answers(sender, checks)
         asked.discard(sender)
-        await self._write(token, checks, answered, trouble)
+        now = self._now()
+        decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}
+        again: list[tuple[UUID, int, datetime, str]] = []
+        for check in checks:
+            answer = answered.get(check.message_id)
+            outcome = after_check(self._config.rules, check.check_count, answer)
+            if outcome.change is not None:
+                decided[outcome.change].append(check.message_id)
+            else:
+                at = now + timedelta(seconds=outcome.again_seconds)
+                note = no_answer if answer is None else f"its sender said: {answer.value}"
+                again.append((check.message_id, outcome.check_count, at, note))
+        for change, message_ids in decided.items():
+            if message_ids:
+                await decide_messages(self._session, change, message_ids, token)
+        if again:
+            await self._session.execute(SQL["ask_again"], *zip(*again, strict=True), token)
+        if decided[Change.COMMITTED]:
+            await wake_over(self._session)
 
     async def close(self) -> None:
         """Close the connection; never raises."""
@@ -243,32 +272,9 @@ class CheckBack:
                 with of_others(f"the check of {printable(sender)}"):
                     return await self._ask(sender, [check.message_id for check in checks]), _SILENT
         except (OrderchainError, OSError, SelfCancelled) as error:
-            trouble = reason_of(error)
-            _log.warning("check-back: %s gave no answer: %s", printable(sender), trouble)
-            return {}, trouble
-
-    async def _write(
-        self, token: UUID, checks: Sequence[DueCheck], answered: Mapping[UUID, Answer], trouble: str
-    ) -> None:
-        now = self._now()
-        decided: dict[Change, list[UUID]] = {Change.COMMITTED: [], Change.ROLLED_BACK: []}
-        again: list[tuple[UUID, int, datetime, str]] = []
-        for check in checks:
-            answer = answered.get(check.message_id)
-            outcome = after_check(self._config.rules, check.check_count, answer)
-            if outcome.change is not None:
-                decided[outcome.change].append(check.message_id)
-            else:
-                at = now + timedelta(seconds=outcome.again_seconds)
-                note = trouble if answer is None else f"its sender said: {answer.value}"
-                again.append((check.message_id, outcome.check_count, at, note))
-        for change, message_ids in decided.items():
-            if message_ids:
-                await decide_messages(self._session, change, message_ids, token)
-        if again:
-            await self._session.execute(SQL["ask_again"], *zip(*again, strict=True), token)
-        if decided[Change.COMMITTED]:
-            await wake_over(self._session)
+            reason = reason_of(error)
+            _log.warning("check-back: %s gave no answer: %s", printable(sender), reason)
+            return {}, reason
 
     async def _give_up(self, token: UUID, used_up: Sequence[DueCheck]) -> None:
         if used_up:
@@ -284,7 +290,7 @@ class CheckBack:
 
 
 WAIT_SECONDS: Final = 2.0
-"""How long a check waits for a local transaction that has decided and not yet committed. It is
+"""Longest wait of a check for a local transaction that has decided and not yet committed. It is
 below the caller's deadline, or the answer would come too late."""
 
 _FORGET: Final = "SELECT public.outbox_forget_decisions($1::text::timestamptz, $2)"
@@ -308,8 +314,12 @@ async def decide(connection: Connection, message_id: UUID) -> None:
     """Write into the local transaction that it is done for `message_id`.
 
     An early call makes a check wait longer for the transaction; a late call wastes more work if a
-    check came first. Raises DecisionRefused; SettingError outside of a transaction; RetryError,
-    with the transaction to be rolled back, on a primary that this process has seen replaced.
+    check came first.
+
+    Raises:
+        DecisionRefused: the message was decided before; roll the transaction back.
+        SettingError: the connection is in no transaction.
+        RetryError: this process has seen the primary replaced; roll the transaction back.
     """
     if not connection.is_in_transaction():
         expected = "one in a transaction: the decision is part of what it decides"
@@ -329,11 +339,17 @@ async def check_decision(
 ) -> Answer:
     """Answer one check, for the endpoint that is asked.
 
-    `NOT_DONE` is committed when this returns, so `connection` must not be in a transaction: an
-    answer that is then rolled back would be no fence. Raises SettingError in a transaction, and
-    RetryError on a primary that this process has seen replaced: its decisions are elsewhere. The
-    answer is `UNKNOWN` if it is not known whether a synchronous standby has what would be answered,
-    and if a timeout of the connection's own ends the wait.
+    `NOT_DONE` is committed when this returns. The answer is `UNKNOWN` if it is not known whether a
+    synchronous standby has what would be answered, and if a timeout of the connection's own ends
+    the wait.
+
+    Args:
+        connection: not in a transaction: an answer that is then rolled back would be no fence.
+        wait_seconds: longest wait for a local transaction that has decided and not yet committed.
+
+    Raises:
+        SettingError: the connection is in a transaction.
+        RetryError: this process has seen the primary replaced; its decisions are elsewhere.
     """
     if connection.is_in_transaction():
         expected = "one outside of a transaction: the answer must be committed before it is given"
@@ -356,7 +372,12 @@ async def check_decision(
 async def check_decisions(
     connection: Connection, message_ids: Iterable[UUID], wait_seconds: float = WAIT_SECONDS
 ) -> dict[UUID, Answer]:
-    """Answer several checks; they share `wait_seconds`, so a slow transaction delays no answer."""
+    """Answer several checks; they share `wait_seconds`, so a slow transaction delays no answer.
+
+    Raises:
+        SettingError: the connection is in a transaction.
+        RetryError: this process has seen the primary replaced; its decisions are elsewhere.
+    """
     answers: dict[UUID, Answer] = {}
     left = wait_seconds
     for message_id in message_ids:

@@ -22,11 +22,11 @@ class RetentionConfig(Config, frozen=True, kw_only=True):
     """The rules of retention."""
 
     retention_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 72 * 3_600.0
-    """How long finished messages are kept, by the time at which they were stored."""
+    """Seconds that finished messages are kept, by the time at which they were stored."""
     partition_seconds: Annotated[int, Meta(ge=3_600, le=366 * 86_400, multiple_of=3_600)] = (
         6 * 3_600
     )
-    """What one partition spans: the unit in which finished messages are dropped."""
+    """Span of one partition: the unit in which finished messages are dropped."""
     history_bytes_max: Annotated[int, Meta(ge=0)] = 0
     """First watermark: above so many bytes the oldest partitions are dropped earlier. 0: never. It
     counts what the partitions of messages and of finished deliveries take on disk, with their
@@ -77,15 +77,15 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     one for every other database, or one would take the other's confirms."""
 
     sweep_seconds: Annotated[float, Meta(gt=0, le=3600)] = 0.2
-    """How often the sweep looks for what is due: what others store waits so long, and not at
-    all where they `wake` the relays after their commit."""
+    """Pause between two looks for what is due: what others store waits so long, and not at all
+    where they `wake` the relays after their commit."""
     sweep_rows_max: Annotated[int, Meta(ge=1, le=50_000)] = 2_000
     """Deliveries of one round of the sweep; full rounds follow each other at once."""
     sweep_bytes_max: Annotated[int, Meta(ge=2**20, le=2**30)] = 32 * 2**20
     """Payload bytes of one round."""
     late_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
-    """How far before its last look the sweep begins, and how often it looks at everything. The
-    latter finds a transaction that took longer than this to commit."""
+    """Overlap of two looks, and the pause between two looks at everything. The latter find a
+    transaction that took longer than this to commit."""
 
     send_rows_max: Annotated[int, Meta(ge=1, le=50_000)] = 2_000
     """Messages of one send. A round is formed from what comes while another one is under way."""
@@ -99,11 +99,11 @@ class RelayConfig(RetentionConfig, frozen=True, kw_only=True):
     that. If the consumer confirms meanwhile, it need not be written at all: the delivery goes from
     init to consumed. 0: each is written at once."""
     probe_seconds: Seconds = 1.0
-    """How often a broker that is away is tried. Nothing is claimed meanwhile."""
+    """Pause between two tries of a broker that is away. Nothing is claimed meanwhile."""
 
     upkeep_seconds: Seconds = 60.0
-    """How often partitions are made and dropped, the outbox is measured, and the destinations are
-    read again."""
+    """Pause between two rounds in which partitions are made and dropped, the outbox is measured,
+    and the destinations are read again."""
 
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
@@ -170,7 +170,7 @@ class RelayStats:
 
 
 METRICS: Final = metrics("orderchain_outbox_relay", RelayStats)
-"""What a relay counts. A message service exports the same names."""
+"""The counters of a relay. A message service exports the same names."""
 
 WAITING: Final = Metric[int](
     "orderchain_outbox_waiting", "gauge", "Messages in memory, to be sent.", float

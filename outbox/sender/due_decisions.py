@@ -1,4 +1,4 @@
-"""What to do with a delivery whose time has come: send it, leave it, give it up, or ask its sender.
+"""Decisions on a delivery whose time has come: send it, leave it, give it up, or ask its sender.
 
 Pure: the sweep and the check loop read the rows, ask here, and write what is decided.
 """
@@ -34,7 +34,7 @@ with the default times this many take two and a half hours."""
 
 
 class ResendDecision(enum.Enum):
-    """What the sweep does with a delivery that is due."""
+    """The sweep's decision on a delivery that is due."""
 
     SEND = "send"
     WAIT = "wait"
@@ -128,19 +128,19 @@ class Answer(enum.Enum):
 
 
 class CheckRules(Config, frozen=True, kw_only=True):
-    """How often a sender is asked."""
+    """The times at which a sender is asked."""
 
     first_seconds: Seconds = 30.0
-    """How long after the prepare: longer than local transactions take."""
+    """Pause after the prepare: longer than local transactions take."""
     again_seconds: Seconds = 30.0
-    """How long after the first `unknown` answer. It doubles with each."""
+    """Pause after the first `unknown` answer. It doubles with each."""
     again_seconds_max: Seconds = 600.0
     """Upper bound of that time."""
     unanswered_seconds: Seconds = 30.0
-    """How long after a check that was not answered. Such checks are not counted: a sender that is
+    """Pause after a check that was not answered. Such checks are not counted: a sender that is
     down for an hour finds its messages as it left them."""
     answers_max: Annotated[int, Meta(ge=1, le=1_000)] = 16
-    """How many `unknown` answers make the message abnormal. The last one, too, is followed by its
+    """So many `unknown` answers make the message abnormal. The last one, too, is followed by its
     full time, in which the sender may still decide; it is not asked again then."""
 
     def __post_init__(self) -> None:
@@ -152,14 +152,14 @@ class CheckRules(Config, frozen=True, kw_only=True):
 
 
 class CheckOutcome(Struct, frozen=True):
-    """What becomes of a prepared delivery after a check."""
+    """The next state of a prepared delivery after a check."""
 
     change: Change | None
     """None: it stays prepared, and its sender is asked again."""
     check_count: int
     """Answers so far, this one included."""
     again_seconds: float = 0.0
-    """How long until the next check, if it stays prepared."""
+    """Pause until the next check, if it stays prepared."""
 
 
 def may_ask(rules: CheckRules, check_count: int) -> bool:

@@ -73,10 +73,10 @@ PAUSE_SECONDS_MIN: Final = 5.0
 """Pause after the first look: a topic that was forgotten is most often made within minutes."""
 
 PAUSE_SECONDS_MAX: Final = 60.0
-"""How late a new topic may be noticed."""
+"""Longest time until a new topic is noticed."""
 
 
-class TopicTrouble(RetryError):
+class TopicUnusable(RetryError):
     """A topic cannot be used. Nothing was sent to it; a retry may succeed later."""
 
     def __init__(self, topic: str, reason: str) -> None:
@@ -90,8 +90,8 @@ class _Known(Struct):
     until: float
 
 
-class TopicTroubles:
-    """The topics in trouble, by name. There are at most as many as topics of destinations."""
+class TopicErrors:
+    """The topics that cannot be used, by name: at most as many as destinations have."""
 
     def __init__(
         self, now: Callable[[], float] | None = None, random: Random | None = None
@@ -101,33 +101,33 @@ class TopicTroubles:
         self._random = random
         self._known: dict[str, _Known] = {}
         self.changed = asyncio.Event()
-        """Set whenever a trouble is found, or is over."""
+        """Set whenever an error is found, or is over."""
 
     def __bool__(self) -> bool:
-        """Whether any topic is in trouble."""
+        """True if any topic cannot be used."""
         return bool(self._known)
 
     def __contains__(self, topic: str) -> bool:
-        """Whether the topic was in trouble at its last look."""
+        """True if the topic could not be used at its last look."""
         return topic in self._known
 
     @property
     def reasons(self) -> dict[str, str]:
-        """What is wrong, by topic."""
+        """The error of each topic."""
         return {topic: known.reason for topic, known in self._known.items()}
 
     def is_paused(self, topic: str) -> bool:
-        """Return whether it was found in trouble so recently that it is left alone."""
+        """Return whether it was found unusable so recently that it is left alone."""
         known = self._known.get(topic)
         return known is not None and self._now() < known.until
 
-    def pause_of(self, topic: str) -> TopicTrouble | None:
+    def pause_of(self, topic: str) -> TopicUnusable | None:
         """Return what is wrong with a topic that is left alone for now, None for any other."""
-        return TopicTrouble(topic, self._known[topic].reason) if self.is_paused(topic) else None
+        return TopicUnusable(topic, self._known[topic].reason) if self.is_paused(topic) else None
 
-    def found(self, topic: str, reason: str) -> TopicTrouble:
+    def found(self, topic: str, reason: str) -> TopicUnusable:
         """Remember a topic for a while, twice as long after each pause; return what to raise."""
-        error = TopicTrouble(topic, reason)
+        error = TopicUnusable(topic, reason)
         known = self._known.get(topic)
         if known is None:
             _log.error("%s; retried later", printable(str(error)))
@@ -158,19 +158,19 @@ class TopicTroubles:
 
 
 async def partitions_of(
-    producer: AIOKafkaProducer, topic: str, troubles: TopicTroubles
+    producer: AIOKafkaProducer, topic: str, topic_errors: TopicErrors
 ) -> list[int]:
     """Return the partitions of a topic, as a started producer knows them or finds them out.
 
-    Raises TopicTrouble; ConnectionError if no broker answers. Call it with a deadline.
+    Raises TopicUnusable; ConnectionError if no broker answers. Call it with a deadline.
     """
     # The library's own question waits for the topic until the deadline of a request.
     client, looks = producer.client, 0
     while not (known := client.cluster.partitions_for_topic(topic)):
         if topic in client.cluster.unauthorized_topics:
-            raise troubles.found(topic, CLOSED)
+            raise topic_errors.found(topic, CLOSED)
         if looks == _LOOKS:
-            raise troubles.found(topic, MISSING)
+            raise topic_errors.found(topic, MISSING)
         if looks:
             await asyncio.sleep(_LOOK_SECONDS)
         client.add_topic(topic)
@@ -184,7 +184,7 @@ _BATCH_BYTES_MAX: Final = 900_000
 """Below the largest batch that brokers take by default, with room for the largest message."""
 
 _CLOSE_SECONDS: Final = 2.0
-"""How long to wait for the client's own stop. With the broker away the stop waits until its records
+"""Longest wait for the client's own stop. With the broker away the stop waits until its records
 have expired; then it is left to end by itself."""
 
 _ID: Final = attrgetter("message_id")
@@ -218,13 +218,13 @@ class Sent(Struct):
     """Offset of the first one; the others follow without a gap."""
     error: Exception | None = None
     was_refused: bool = False
-    """Whether the broker has stored nothing of it: it says so, or the client did not take it."""
+    """True if the broker has stored nothing of it: it says so, or the client did not take it."""
     producer: AIOKafkaProducer | None = None
-    """What it was sent by."""
+    """The client that sent it."""
 
     @property
     def was_tried(self) -> bool:
-        """Whether the broker may have seen it: it was given to the client for a partition."""
+        """True if the broker may have seen it: it was given to the client for a partition."""
         return self.partition >= 0 and not self.was_refused
 
 
@@ -234,7 +234,7 @@ class MessageSender:
     def __init__(self, kafka: str | KafkaConfig, send_seconds: float) -> None:
         self._kafka = KafkaConfig.of(kafka)
         self._send_seconds = send_seconds
-        self.troubles = TopicTroubles()
+        self.topic_errors = TopicErrors()
         self.confirm_key: bytes | None = None
         """Key of the tokens and MACs that go with messages; None: they have none, and no confirm of
         them is asked for."""
@@ -251,10 +251,10 @@ class MessageSender:
         """Send messages, and return their outcomes; never raises an error of the broker.
 
         Nothing below `oldest_unfinished` is sent any more, except some of these messages. An error
-        in one batch does not affect others; see `ParcelSender.sorted_failures` for what follows.
+        in one batch does not affect others; see `SendQueues.sorted_failures` for what follows.
         """
-        if (trouble := self.troubles.pause_of(destination.topic)) is not None:
-            return [Sent(destination.topic, -1, list(messages), error=trouble)]
+        if (unusable := self.topic_errors.pause_of(destination.topic)) is not None:
+            return [Sent(destination.topic, -1, list(messages), error=unusable)]
         try:
             async with asyncio.timeout(self._send_seconds):
                 producer = self._producer or await self._open()
@@ -275,9 +275,9 @@ class MessageSender:
         topic = destination.topic
         try:
             async with asyncio.timeout(self._send_seconds):
-                partitions = await partitions_of(producer, topic, self.troubles)
+                partitions = await partitions_of(producer, topic, self.topic_errors)
         except SEND_ERRORS as error:
-            why = error if isinstance(error, TopicTrouble) else self._refused(topic, error)
+            why = error if isinstance(error, TopicUnusable) else self._refused(topic, error)
             return [Sent(topic, -1, list(messages), error=why, producer=producer)]
         key = self.confirm_key if destination.confirm == "required" else None
         oldest_sent = min(oldest_unfinished, *map(_ID, messages))
@@ -291,12 +291,12 @@ class MessageSender:
         await asyncio.gather(*(self._send_in_turn(producer, batches) for batches in shares))
         return [sent for batches in shares for sent, _ in batches]
 
-    async def look_at(self, topic: str) -> TopicTrouble | None:
+    async def look_at(self, topic: str) -> TopicUnusable | None:
         """Ask the broker for a topic; return what is wrong with it, None if nothing is known."""
         try:
             async with asyncio.timeout(self._send_seconds):
-                await partitions_of(self._producer or await self._open(), topic, self.troubles)
-        except TopicTrouble as error:
+                await partitions_of(self._producer or await self._open(), topic, self.topic_errors)
+        except TopicUnusable as error:
             return error
         except SEND_ERRORS:
             return None
@@ -363,14 +363,14 @@ class MessageSender:
                 ack = await producer.send_batch(built, sent.topic, partition=sent.partition)
                 was_taken = True
                 sent.first_offset = (await ack).offset
-            if self.troubles:
-                self.troubles.is_over(sent.topic)
+            if self.topic_errors:
+                self.topic_errors.is_over(sent.topic)
         except SEND_ERRORS as error:
             sent.error = self._refused(sent.topic, error)
             why = _why_refused(error)
             sent.was_refused = why is not None or not was_taken
             if why is not None:
-                self.troubles.found(sent.topic, why)
+                self.topic_errors.found(sent.topic, why)
 
     def _refused(self, topic: str, error: Exception) -> Exception:
         """Return `error` in words if the broker's access control has refused the topic."""

@@ -1,6 +1,6 @@
 """The relay: sends what was stored, at once if it can, later if it must.
 
-Fire after commit is its little sister without a table: it sends at once, or never.
+`FireAfterCommit` has no table: a message is sent at once or lost.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from outbox.destination import LOSS, OPEN_SECONDS_MAX, topics_of
 from outbox.errors import DestinationMissing, PartEnded
 from outbox.message import Message, check_message, draw_message_ids, smallest_id, traced
 from outbox.parts import Parts, ServiceOfParts, endless
-from outbox.sender.business import (
+from outbox.sender.config import METRICS, WAITING, RelayStats
+from outbox.sender.maintenance import Retention
+from outbox.sender.message_sender import MessageSender
+from outbox.sender.results import AckWriter, ConfirmIntake
+from outbox.sender.send_queues import NO_CLAIM, ClaimedMessages, SendQueues, SentCounter
+from outbox.sender.store import RelayStore
+from outbox.sender.sweep import Sweep
+from outbox.sender.transaction import (
     BusinessTransaction,
     watched_transaction,
 )
-from outbox.sender.config import METRICS, WAITING, RelayStats
-from outbox.sender.message_sender import MessageSender
-from outbox.sender.parcel_sender import NO_CLAIM, Parcel, ParcelSender, Tally
-from outbox.sender.results import AckWriter, ConfirmIntake
-from outbox.sender.store import RelayStore
-from outbox.sender.sweep import Sweep
-from outbox.sender.upkeep import Retention
 from outbox.session import OutboxSession
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ _TAKING = frozenset({"sweep", "retention", "confirms"})
 """The parts that take work in: at a stop they end first, and what they took is finished."""
 
 _READ_SECONDS: Final = 15.0
-"""How often the deliveries are counted at most: the count reads an index entry per delivery."""
+"""Least pause between two counts of the deliveries: a count reads an index entry per delivery."""
 
 _SILENCE_SECONDS: Final = 60.0
-"""How often silent consumers are looked for: the look reads what waits for long."""
+"""Pause between two looks for silent consumers: a look reads what waits for long."""
 
 
 class OutboxFigures:
@@ -99,19 +99,16 @@ class OutboxFigures:
                 async with asyncio.timeout_at(self._look_at):
                     await self._is_wanted.wait()
             if self._is_wanted.is_set():
-                await self._count()
+                self._is_wanted.clear()
+                self._found = []
+                self._found = unfinished_of(await self._session.fetch(UNFINISHED))
             if loop.time() >= self._look_at:
                 # Before the look: one that fails for as long as much waits is not made at once.
                 self._look_at = loop.time() + _SILENCE_SECONDS
-                await self._look()
+                await self._look_for_silence()
             await asyncio.sleep(_READ_SECONDS)
 
-    async def _count(self) -> None:
-        self._is_wanted.clear()
-        self._found = []
-        self._found = unfinished_of(await self._session.fetch(UNFINISHED))
-
-    async def _look(self) -> None:
+    async def _look_for_silence(self) -> None:
         """Look for silent consumers; where that fails, none is shown.
 
         Nor while the relay itself has not listened for as long: what they said may lie unread.
@@ -120,12 +117,8 @@ class OutboxFigures:
         since = self._intake.reads_since
         if since is None or asyncio.get_running_loop().time() - since < CONSUMER_SILENT_SECONDS:
             return
-        self._name(await silent_consumers(self._session), known)
-
-    def _name(self, silent: list[SilentConsumer], known: set[SilentConsumer]) -> None:
-        """Log the consumers that have become silent."""
-        self._silent = silent
-        for one in silent:
+        self._silent = await silent_consumers(self._session)
+        for one in self._silent:
             if one not in known:
                 _log.warning("destination %s: %s", printable(one.destination), printable(str(one)))
 
@@ -161,7 +154,7 @@ class Relay(ServiceOfParts):
         self._sender = MessageSender(config.kafka, config.send_seconds)
         self._acks = AckWriter(config, self._store, self.counters)
         self._oldest = smallest_id(0)
-        self._parcel_sender = ParcelSender(
+        self._send_queues = SendQueues(
             self._sender,
             self._acks,
             self._send,
@@ -169,17 +162,21 @@ class Relay(ServiceOfParts):
             round_rows_max=config.send_rows_max,
             probe_seconds=config.probe_seconds,
         )
-        self._parcel_sender.on_room = self._woken.set
+        self._send_queues.on_room = self._woken.set
         self._sweep = Sweep(
             config,
             self._store,
-            self._parcel_sender,
+            self._send_queues,
             self.counters,
             consumer_logs or {},
         )
-        troubles = self._sender.troubles
         self._intake = ConfirmIntake(
-            config, self._store, self._parcel_sender, self._acks, self.counters, troubles
+            config,
+            self._store,
+            self._send_queues,
+            self._acks,
+            self.counters,
+            self._sender.topic_errors,
         )
         self._retention = Retention(
             config, self._store.writing, clock or SystemClock(), self.counters
@@ -191,11 +188,11 @@ class Relay(ServiceOfParts):
     @property
     def waiting(self) -> int:
         """Messages in memory that are still to be sent."""
-        return self._parcel_sender.waiting_rows
+        return self._send_queues.waiting_rows
 
     def stats(self) -> RelayStats:
         """Return the counters as they are now."""
-        return replace(deepcopy(self.counters), broker_away=self._parcel_sender.times_away)
+        return replace(deepcopy(self.counters), broker_away=self._send_queues.times_away)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics at this instant; see `chain_kernel.monitoring`.
@@ -215,16 +212,20 @@ class Relay(ServiceOfParts):
             return reason_of(self._parts.failure)
         if not self._parts.are_begun:
             return "the relay has not started"
-        return "relay: the broker is away" if self._parcel_sender.is_broker_away else None
+        return "relay: the broker is away" if self._send_queues.is_broker_away else None
 
     async def start(self) -> None:
         """Connect to the database, and begin. The broker may be away.
 
-        Raises ConnectError, SchemaError, DurabilityError, RetryError.
+        Raises:
+            ConnectError: the database refuses the login, or its certificate does not hold.
+            SchemaError: the database has no outbox, or one of another version.
+            DurabilityError: the database may lose what it has committed.
+            RetryError: the database is away.
         """
         try:
             self._sender.confirm_key = await self._store.confirm_key()
-            self._parcel_sender.destinations = await self._store.destinations()
+            self._send_queues.destinations = await self._store.destinations()
             self._oldest = await self._store.oldest_unfinished()
         except BaseException:
             await self._store.close()
@@ -232,13 +233,18 @@ class Relay(ServiceOfParts):
         self._parts = Parts("relay")
         works: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
             ("acks", self._acks.run),
-            ("send", self._parcel_sender.run),
-            ("broker", self._parcel_sender.watch_broker),
+            ("send", self._send_queues.run),
+            ("broker", self._send_queues.watch_broker),
             ("confirms", self._intake.run),
-            ("troubles", self._keep_troubles),
+            ("topic errors", self._store_topic_errors),
             ("sweep", self._keep_sweeping),
             ("retention", self._keep_tidy),
-            ("topics", self._look_at_topics),
+            (
+                "topics",
+                lambda: self._durability.keep_looking(
+                    lambda: topics_of(self._send_queues.destinations.values())
+                ),
+            ),
             ("figures", self._figures.run),
         )
         for name, work in works:
@@ -254,7 +260,7 @@ class Relay(ServiceOfParts):
             if self._parts.failure is None:
                 await self._last(self.settle)
             await self._parts.end(2 * self._config.stop_seconds)
-            self._parcel_sender.drop_waiting()
+            self._send_queues.drop_waiting()
             await self._last(self._acks.write)
 
     async def _last(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -271,14 +277,17 @@ class Relay(ServiceOfParts):
         connection broke, the session has `synchronous_commit` off, a wait for a standby was cut
         off), nothing is sent from here, and the sweep finds what was stored.
 
-        Raises PartEnded when a part of the relay has ended; SettingError inside of a transaction;
-        and errors of the database, also if the block has caught an error that broke the
-        transaction.
+        Errors of the database are raised as the driver's, also if the block has caught an error
+        that broke the transaction.
+
+        Raises:
+            PartEnded: a part of the relay has ended.
+            SettingError: the connection is in a transaction.
         """
         self._parts.check()
         # Claimed for us as it is stored: one write less. If we can't send, it is due at once for
         # any relay that can.
-        has_room = self._parts.are_begun and self._parcel_sender.has_room
+        has_room = self._parts.are_begun and self._send_queues.has_room
         business = BusinessTransaction(connection, uuid4() if has_room else None, self._parts.check)
         async with watched_transaction(connection) as commit:
             yield business
@@ -286,36 +295,46 @@ class Relay(ServiceOfParts):
             commit.matters = business.was_used
         messages = business.kept(commit)
         if messages and business.claim is not None:
-            parcel = Parcel(business.claim, messages)
+            claimed = ClaimedMessages(business.claim, messages)
             if commit.is_certain or (self._config.unsafe_durability and not commit.was_cut):
-                self._parcel_sender.hand_over(parcel)
+                self._send_queues.hand_over(claimed)
             else:
-                self._acks.released(parcel.claims, "the commit may not last")
+                self._acks.released(claimed.claims, "the commit may not last")
 
     async def sweep(self, *, everything: bool = True) -> int:
-        """Sweep now, and return how many deliveries were looked at. Raises RetryError."""
+        """Sweep now, and return how many deliveries were looked at.
+
+        Raises:
+            RetryError: the database is away.
+        """
         self._parts.home.check()
         return await self._sweep.sweep(everything=everything)
 
     async def keep(self) -> None:
-        """Make and drop partitions, and read the destinations again, now. Raises RetryError."""
+        """Make and drop partitions, and read the destinations again, now.
+
+        Raises:
+            RetryError: the database is away, or a lock was not available.
+        """
         self._parts.home.check()
         await self._read_destinations()
         await self._retention.keep()
 
     async def _read_destinations(self) -> None:
-        self._parcel_sender.destinations = await self._store.destinations()
+        self._send_queues.destinations = await self._store.destinations()
         self._intake.refresh()
 
     async def settle(self) -> None:
         """Return once everything handed over is sent and written.
 
-        Raises RetryError, and PartEnded when a part of the relay has ended.
+        Raises:
+            RetryError: the database is away.
+            PartEnded: a part of the relay has ended.
         """
         await self._parts.during(self._settled)
 
     async def _settled(self) -> None:
-        await self._parcel_sender.finish()
+        await self._send_queues.finish()
         await self._acks.write()
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
@@ -330,24 +349,19 @@ class Relay(ServiceOfParts):
                     await self._woken.wait()
             self._woken.clear()
 
-    async def _look_at_topics(self) -> None:
-        await self._durability.keep_looking(
-            lambda: topics_of(self._parcel_sender.destinations.values())
-        )
-
-    async def _keep_troubles(self) -> None:
-        """Store the topics in trouble where people look for them."""
-        troubles = self._sender.troubles
+    async def _store_topic_errors(self) -> None:
+        """Store the topics that cannot be used where people look for them."""
+        topic_errors = self._sender.topic_errors
         kept: set[str] = set()
         while True:
-            await troubles.changed.wait()
-            troubles.changed.clear()
+            await topic_errors.changed.wait()
+            topic_errors.changed.clear()
             try:
-                reasons = troubles.reasons
-                await self._store.save_troubles(reasons, kept - set(reasons))
+                reasons = topic_errors.reasons
+                await self._store.save_topic_errors(reasons, kept - set(reasons))
                 kept = set(reasons)
             except BaseException:
-                troubles.changed.set()
+                topic_errors.changed.set()
                 raise
             # For a topic that is usable, or may be tried again: look at what was left.
             self._woken.set()
@@ -366,7 +380,7 @@ Further ones are lost, and counted."""
 _ROUND_MAX: Final = 2_000
 
 _PROBE_SECONDS: Final = 1.0
-"""How often a broker that is away is tried."""
+"""Pause between two tries of a broker that is away."""
 
 _STOP_SECONDS: Final = 10.0
 
@@ -386,9 +400,13 @@ class HeldMessages:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> UUID:
-        """Keep a message for after the commit. Raises MessageError, DestinationMissing.
+        """Keep a message for after the commit.
 
         It is sent even if a savepoint around this call is rolled back: it is in no table.
+
+        Raises:
+            MessageError: the message is not valid.
+            DestinationMissing: the destination is not one of `FireAfterCommit`.
         """
         (message_id,) = draw_message_ids(1)
         (message,) = traced([Message(message_id, destination, payload, key, headers)])
@@ -420,7 +438,8 @@ class FireAfterCommit(ServiceOfParts):
     ) -> None:
         """`kafka`: a KafkaConfig, or the plaintext bootstrap servers.
 
-        Raises SettingError, also for a destination whose consumers confirm: no relay would read it.
+        Raises:
+            SettingError: also for a destination whose consumers confirm: no relay would read it.
         """
         destinations = list(destinations)
         for each in destinations:
@@ -428,39 +447,39 @@ class FireAfterCommit(ServiceOfParts):
                 expected = f"none for {each.name}, since nothing waits for a confirm"
                 raise SettingError("confirm", each.confirm, expected)
         self._sender = MessageSender(kafka, send_seconds)
-        self._tally = Tally("lost")
-        self._parcel_sender = ParcelSender(
+        self._sent_counter = SentCounter("lost")
+        self._send_queues = SendQueues(
             self._sender,
-            self._tally,
+            self._sent_counter,
             self._send,
             rows_max=WAITING_MAX,
             round_rows_max=_ROUND_MAX,
             probe_seconds=_PROBE_SECONDS,
         )
-        self._parcel_sender.destinations = {each.name: each for each in destinations}
+        self._send_queues.destinations = {each.name: each for each in destinations}
         self._parts = Parts("fire after commit")
 
     @property
     def sent(self) -> int:
         """Messages that the broker has acknowledged."""
-        return self._tally.sent_count
+        return self._sent_counter.sent_count
 
     @property
     def lost(self) -> int:
         """Messages that were not sent, or whose outcome is unknown."""
-        return self._tally.unsent_count
+        return self._sent_counter.unsent_count
 
     async def start(self) -> None:
         """Begin. The broker may be away."""
         self._parts = Parts("fire after commit")
-        self._parts.begin("send", self._parcel_sender.run())
-        self._parts.begin("broker", endless("broker", self._parcel_sender.watch_broker))
+        self._parts.begin("send", self._send_queues.run())
+        self._parts.begin("broker", endless("broker", self._send_queues.watch_broker))
 
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
             closing.push_async_callback(self._sender.close)
-            closing.callback(self._tally.log)
-            closing.callback(self._parcel_sender.drop_waiting)
+            closing.callback(self._sent_counter.log)
+            closing.callback(self._send_queues.drop_waiting)
             closing.push_async_callback(self._parts.end)
             with suppress(TimeoutError, PartEnded):
                 async with asyncio.timeout(_STOP_SECONDS):
@@ -470,22 +489,29 @@ class FireAfterCommit(ServiceOfParts):
     async def transaction(self, connection: Connection) -> AsyncIterator[HeldMessages]:
         """Hold a transaction on the caller's `connection`; what it fires is sent after its commit.
 
-        A send error is never raised here. Raises PartEnded if nothing is sent any more,
-        SettingError inside of a transaction.
+        A send error is never raised here.
+
+        Raises:
+            PartEnded: nothing is sent any more.
+            SettingError: the connection is in a transaction.
         """
-        held = HeldMessages(self._parcel_sender.destinations)
+        held = HeldMessages(self._send_queues.destinations)
         self._parts.check()
         async with watched_transaction(connection) as commit:
             yield held
             commit.matters = bool(held.messages)
         if commit.was_cut:
-            self._tally.give_up(len(held.messages), "the commit may not outlive a failover")
+            self._sent_counter.give_up(len(held.messages), "the commit may not outlive a failover")
         else:
-            self._parcel_sender.hand_over(Parcel(NO_CLAIM, held.messages))
+            self._send_queues.hand_over(ClaimedMessages(NO_CLAIM, held.messages))
 
     async def finish(self) -> None:
-        """Return once nothing waits to be sent. Raises PartEnded if nothing is sent any more."""
-        await self._parts.during(self._parcel_sender.finish)
+        """Return once nothing waits to be sent.
+
+        Raises:
+            PartEnded: nothing is sent any more.
+        """
+        await self._parts.during(self._send_queues.finish)
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         # No table shows what other processes still have to send: only time does.

@@ -1,4 +1,4 @@
-"""What comes of the sends: the broker's acknowledgements, and the confirms of consumers.
+"""Results of sends: the broker's acknowledgements, and the confirms of consumers.
 
 Deliveries that the broker has acknowledged move to `confirmed`, those that consumers have applied
 to `consumed`. Both are written many at once.
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from outbox.records import Confirm
     from outbox.sender.config import RelayConfig, RelayStats
     from outbox.sender.due_decisions import PublishedPlace
-    from outbox.sender.message_sender import Sent, TopicTroubles
-    from outbox.sender.parcel_sender import MessageClaims, ParcelSender
+    from outbox.sender.message_sender import Sent, TopicErrors
+    from outbox.sender.send_queues import MessageClaims, SendQueues
     from outbox.sender.store import RelayStore
 
 
@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _FETCH_MS: Final = 200
-"""How long a fetch may wait for the first record."""
+"""Longest wait of a fetch for the first record."""
 
 _RECORDS_MAX: Final = 500
 """Records of one round; each may hold thousands of confirms."""
@@ -64,16 +64,17 @@ _GATHERED: Final = 500
 """Confirms of a round that is large enough: the next one follows at once."""
 
 _PROGRESS_SECONDS: Final = 0.5
-"""How often the consumers' progress is written. The sweep, which reads it, is no faster."""
+"""Least pause between two writes of the consumers' progress. The sweep, which reads it, is no
+faster."""
 
 MISSING_SECONDS: Final = 5.0
-"""How often the intake looks for missing topics."""
+"""Pause between two looks for missing topics."""
 
 LOOK_SECONDS: Final = 60.0
-"""How often the intake checks that all topics still exist."""
+"""Pause between two checks that all topics still exist."""
 
 _COMMIT_EVERY_SECONDS: Final = 1.0
-"""How often offsets are committed: a restart repeats as much, which is harmless."""
+"""Least pause between two commits of offsets: a restart repeats as much, which is harmless."""
 
 
 class AckWriter:
@@ -202,10 +203,10 @@ class ConfirmIntake:
 
     config: RelayConfig
     store: RelayStore
-    parcel_sender: ParcelSender
+    send_queues: SendQueues
     acks: AckWriter
     stats: RelayStats
-    troubles: TopicTroubles
+    topic_errors: TopicErrors
 
     def __post_init__(self) -> None:
         self.reads_since: float | None = None
@@ -233,7 +234,7 @@ class ConfirmIntake:
     async def _take_in(self) -> None:
         self._confirm_key = await self.store.confirm_key()
         while True:
-            topics = _confirm_topics(self.parcel_sender.destinations.values())
+            topics = _confirm_topics(self.send_queues.destinations.values())
             self._changed.clear()
             if not topics:
                 await self._changed.wait()
@@ -270,9 +271,9 @@ class ConfirmIntake:
             known = await consumer.topics()
         for topic in topics:
             if topic in known:
-                self.troubles.is_over(topic)
+                self.topic_errors.is_over(topic)
             else:
-                self.troubles.found(topic, MISSING)
+                self.topic_errors.found(topic, MISSING)
         return [topic for topic in topics if topic in known]
 
     async def _take_all(
@@ -287,7 +288,7 @@ class ConfirmIntake:
         while True:
             if self._changed.is_set():
                 self._changed.clear()
-                if _confirm_topics(self.parcel_sender.destinations.values()) != topics:
+                if _confirm_topics(self.send_queues.destinations.values()) != topics:
                     return
             if loop.time() - looked_at >= (MISSING_SECONDS if there != topics else LOOK_SECONDS):
                 if await self._there(consumer, topics) != there:
@@ -306,7 +307,8 @@ class ConfirmIntake:
                 consumer.seek(error.at, min(error.next_offset, ends[error.at]))
                 is_ahead = True
                 continue
-            self._note_since(consumer)
+            since = loop.time() if self.reads_since is None else self.reads_since
+            self.reads_since = since if consumer.assignment() else None
             records = [record for some in fetched.values() for record in some]
             taken = await self.take(records)
             is_ahead = is_ahead or bool(records)
@@ -320,12 +322,6 @@ class ConfirmIntake:
                 committed_at, is_ahead = loop.time(), False
             if records and taken < _GATHERED:
                 await asyncio.sleep(_GATHER_SECONDS)
-
-    def _note_since(self, consumer: AIOKafkaConsumer) -> None:
-        if not consumer.assignment():
-            self.reads_since = None
-        elif self.reads_since is None:
-            self.reads_since = asyncio.get_running_loop().time()
 
     async def take(self, records: Iterable[ConsumerRecord]) -> int:
         """Write what records of a confirm topic say, and keep the progress that they report.
@@ -345,7 +341,7 @@ class ConfirmIntake:
             proven = [each for each in decoded.confirms if self._is_proven(consumer, each)]
             if len(proven) < len(decoded.confirms):
                 self._drop_forged(record.topic, consumer, len(decoded.confirms) - len(proven))
-            if proven and not self._is_awaited(record.topic, consumer):
+            if proven:
                 self._report_unlisted(record.topic, consumer, len(proven))
             for confirm in proven:
                 message_id = DriverUUID(confirm.message_id)
@@ -373,15 +369,11 @@ class ConfirmIntake:
             key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns, confirm.proof
         )
 
-    def _is_awaited(self, topic: str, consumer: str) -> bool:
-        """Return whether a destination that is confirmed on this topic lists the consumer."""
-        destinations = self.parcel_sender.destinations.values()
-        return any(
-            consumer in each.consumers for each in destinations if each.confirm_topic == topic
-        )
-
     def _report_unlisted(self, topic: str, consumer: str, count: int) -> None:
         """Log that a consumer applies what another one is to confirm: often a misspelt name."""
+        destinations = self.send_queues.destinations.values()
+        if any(consumer in each.consumers for each in destinations if each.confirm_topic == topic):
+            return
         whose = f"no destination with the confirm topic {printable(topic)} lists the consumer"
         why = f"{whose} {printable(consumer)}, which has applied or parked messages"
         self._dropped.add("unlisted", count, lambda reported: f"{why}: {reported:,}")
@@ -400,7 +392,14 @@ class ConfirmIntake:
         self._dropped.add("proof", count, lambda dropped: f"{why}: {dropped:,}")
 
     async def _save_progress(self) -> None:
-        if known := self._known(self._progress):
+        # What none of our destinations asks for is left out: strangers must not fill a table.
+        wanted = {
+            (consumer, destination.topic)
+            for destination in self.send_queues.destinations.values()
+            for consumer in destination.consumers
+        }
+        known = {at: offset for at, offset in self._progress.items() if at[:2] in wanted}
+        if known:
             await self.store.save_progress(known)
         self._progress = {}
 
@@ -413,15 +412,6 @@ class ConfirmIntake:
         stats.late += done.late
         stats.repeated += done.repeated
         stats.unknown += done.unknown
-
-    def _known(self, progress: dict[PublishedPlace, int]) -> dict[PublishedPlace, int]:
-        """Leave out what none of our destinations asks for: strangers must not fill a table."""
-        wanted = {
-            (consumer, destination.topic)
-            for destination in self.parcel_sender.destinations.values()
-            for consumer in destination.consumers
-        }
-        return {place: offset for place, offset in progress.items() if place[:2] in wanted}
 
 
 def _confirm_topics(destinations: Iterable[Destination]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The relay's statements."""
+"""The relay's tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from chain_kernel.clients.postgres import Connection, Record
     from outbox.records import Progress
     from outbox.sender.config import RelayConfig
-    from outbox.sender.parcel_sender import Share
+    from outbox.sender.send_queues import Share
 
 
 SQL: Final = load_sql("outbox", "sql/store.sql")
@@ -39,17 +39,17 @@ _log = logging.getLogger(__name__)
 _SENDABLE: Final = tuple(sorted(map(int, SENDABLE)))
 
 RETRY_SLACK_SECONDS: Final = 600.0
-"""How long after its retry fell due a parked message may stay unconfirmed before it is resent. The
-consumer has to work on it, by default for at most 300 s, and before that on what is parked before
-it; and its confirm has to travel."""
+"""Time after its retry fell due in which a parked message is not resent. The consumer has to work
+on it, by default for at most 300 s, and before that on what is parked before it; and its confirm
+has to travel."""
 
 
 OLDEST_SECONDS: Final = 0.2
-"""How often the oldest unfinished message is looked up while sweeps or sends follow each other."""
+"""Least pause between two looks for the oldest unfinished message."""
 
 
 HEARD_SECONDS: Final = 60.0
-"""How often it is stored that a consumer confirms."""
+"""Least pause between two notes in the table that a consumer confirms."""
 
 
 _BY_ID: Final = attrgetter("message_id")
@@ -221,7 +221,7 @@ class RelayStore:
         ((key,),) = await self._sweep.fetch(SQL["confirm_key"])
         return bytes(key)
 
-    async def save_troubles(self, reasons: Mapping[str, str], over: Iterable[str]) -> None:
+    async def save_topic_errors(self, reasons: Mapping[str, str], over: Iterable[str]) -> None:
         """Store what is wrong with topics, by name, and which of them are usable again."""
         if reasons:
             topics = sorted(reasons)

@@ -24,7 +24,7 @@ from outbox.sender.due_decisions import (
     wait_seconds,
     why_given_up,
 )
-from outbox.sender.parcel_sender import Parcel
+from outbox.sender.send_queues import ClaimedMessages
 from outbox.sender.store import SweepRound
 from outbox.statuses import Status
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from outbox.destination import Destination
     from outbox.sender.config import RelayConfig, RelayStats
-    from outbox.sender.parcel_sender import ParcelSender, Share
+    from outbox.sender.send_queues import SendQueues, Share
     from outbox.sender.store import AbnormalDelivery, RelayStore
 
 
@@ -43,7 +43,7 @@ _ALL: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Before everything that can be due."""
 
 _ORPHAN_SECONDS: Final = 60.0
-"""How long a delivery is left alone if its destination is no longer known."""
+"""Pause of a delivery whose destination is no longer known."""
 
 
 class ConsumerLog(Protocol):
@@ -60,7 +60,7 @@ class Sweep:
 
     config: RelayConfig
     store: RelayStore
-    parcel_sender: ParcelSender
+    send_queues: SendQueues
     stats: RelayStats
     consumer_logs: Mapping[str, ConsumerLog]
     _base: tuple[datetime, float] | None = field(default=None, init=False)
@@ -81,8 +81,8 @@ class Sweep:
         looked_at = 0
         began = asyncio.get_running_loop().time()
         floor = _ALL if everything else self._floor(began)
-        while not self.parcel_sender.is_broker_away:
-            share, leaves_out = self.parcel_sender.share(self.config.sweep_rows_max)
+        while not self.send_queues.is_broker_away:
+            share, leaves_out = self.send_queues.share(self.config.sweep_rows_max)
             rows, is_full = await self._round(floor, share)
             looked_at += rows
             if not is_full:
@@ -131,7 +131,7 @@ class Sweep:
         self.stats.swept += len(send)
         self.stats.resent += sum(_may_be_sent(row) for row, _ in send)
         if messages:
-            self.parcel_sender.hand_over(Parcel(token, messages))
+            self.send_queues.hand_over(ClaimedMessages(token, messages))
         if abnormal:
             self.stats.abnormal += len(abnormal)
             report_abnormal(abnormal)
@@ -178,9 +178,9 @@ class Sweep:
         self, sweep_round: SweepRound, due: list[DueDelivery]
     ) -> dict[str, Destination]:
         """Return the destinations, read again if one of `due` is new."""
-        known = self.parcel_sender.destinations
+        known = self.send_queues.destinations
         if any(row.destination not in known for row in due):
-            known = self.parcel_sender.destinations = await sweep_round.destinations()
+            known = self.send_queues.destinations = await sweep_round.destinations()
         return known
 
     async def _unapplied(
@@ -204,7 +204,7 @@ def _may_be_sent(row: DueDelivery) -> bool:
 
 
 def _is_full(due: list[DueDelivery], share: Share) -> bool:
-    """Whether more may be due: some destination has had its full share."""
+    """Return whether more may be due: some destination has had its full share."""
     if len(due) >= share.rows_in_all:
         return True
     taken = Counter(row.destination for row in due)

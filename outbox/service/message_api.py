@@ -19,9 +19,9 @@ from chain_kernel.sql import load_sql
 from chain_kernel.tracing import TRACEPARENT, TRACESTATE
 from outbox.errors import DestinationMissing, MessageError, TransitionRefused
 from outbox.message import Message, made_at
-from outbox.sender.business import store_messages, wake_over
-from outbox.sender.check_back import decide_messages, standings
+from outbox.sender.check_back import decide_messages, message_states
 from outbox.sender.store import RelayStore, headers_of
+from outbox.sender.transaction import store_messages, wake_over
 from outbox.service.interface import Decided, Page, ShownDelivery, ShownMessage, StoredMessages
 from outbox.session import OutboxSession
 from outbox.statuses import Change, Status
@@ -235,7 +235,7 @@ class MessageApi:
     async def decide(self, sender: str, change: Change, message_ids: Sequence[UUID]) -> Decided:
         """Commit or roll back messages: all of them, or none where one can't be."""
         async with self._sessions.take() as session:
-            before = await standings(session, message_ids)
+            before = await message_states(session, message_ids)
             read_on = session.last
             undecided = [
                 message_id
@@ -247,7 +247,7 @@ class MessageApi:
                 if late := [each for each in undecided if each not in decided]:
                     # A check, or the same request to another instance, came in between. What is
                     # raised here rolls back the others.
-                    after = await standings(connection, late)
+                    after = await message_states(connection, late)
                     for message_id in late:
                         if _is_undecided(sender, change, message_id, after.get(message_id)):
                             raise TransitionRefused("unknown", _WORDS[change], "prepared")
@@ -348,7 +348,7 @@ class MessageApi:
                     409, "id_taken", "message_id", str(message.message_id),
                     "an id that is not another message's",
                 )  # fmt: skip
-        for message_id, state in (await standings(session, list(stored))).items():
+        for message_id, state in (await message_states(session, list(stored))).items():
             if is_prepared == state.is_decided or (not is_prepared and state.is_cancelled):
                 expected = "undecided" if is_prepared else "one that was not prepared, or committed"
                 raise HttpRefusal(
@@ -383,16 +383,16 @@ async def _stored(
 
 
 def _is_undecided(
-    sender: str, change: Change, message_id: UUID, standing: MessageState | None
+    sender: str, change: Change, message_id: UUID, state: MessageState | None
 ) -> bool:
     """Return whether to make `change`; False: it was. Raises HttpRefusal, TransitionRefused."""
-    if standing is None or standing.sender != sender:
+    if state is None or state.sender != sender:
         raise _unknown(message_id)
-    if standing.pending and not standing.is_decided:
+    if state.pending and not state.is_decided:
         return True
-    is_against = standing.is_cancelled or Status.ABANDONED in standing.done
+    is_against = state.is_cancelled or Status.ABANDONED in state.done
     if is_against != (change is Change.ROLLED_BACK):
-        raise TransitionRefused(standing.shown, _WORDS[change], "prepared")
+        raise TransitionRefused(state.shown, _WORDS[change], "prepared")
     return False
 
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from outbox.acts import DeadLetter
     from outbox.destination import Destination
     from outbox.message import Message
-    from outbox.sender.business import BusinessTransaction
+    from outbox.sender.transaction import BusinessTransaction
     from outbox.testing.faults import Awkwardness
     from outbox.testing.servers.kafka import Content
     from outbox.testing.servers.sql import Row, Rows

@@ -23,7 +23,7 @@ from outbox import (
     save_destinations,
 )
 from outbox.acts import DeadLetter, DeadLetters
-from outbox.sender.business import BusinessTransaction
+from outbox.sender.transaction import BusinessTransaction
 from outbox.statuses import SENDABLE
 from outbox.testing import MemoryOutbox
 from tests.deadlines import deadline

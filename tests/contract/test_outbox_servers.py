@@ -21,7 +21,7 @@ from chain_kernel.testing.virtual_loop import run_virtual
 from local_stack.postgres import SUPERUSER
 from outbox import Destination, save_destinations
 from outbox.message import MessageIds
-from outbox.sender.business import STORE
+from outbox.sender.transaction import STORE
 from outbox.testing.servers.callback import CallbackTables
 from outbox.testing.servers.inbox import InboxTables
 from outbox.testing.servers.sender import DecisionTables, SenderTables

@@ -32,7 +32,7 @@ from matcher_receiver import ReceiverConfig
 from outbox.consumer.config import ConsumerConfig
 from outbox.message import Message, draw_message_ids
 from outbox.roles import OUTBOX_RELAY, OUTBOX_WRITER
-from outbox.sender.business import store_messages, wake
+from outbox.sender.transaction import store_messages, wake
 from tests.deadlines import deadline
 from tests.integration.outbox.conftest import CONSUMER, Sender, give_logins
 from tests.integration.outbox.consumer.rig import CREATE

@@ -16,7 +16,7 @@ from chain_kernel.sql import load_sql
 from chain_kernel.testing.memory_sql import stored_already
 from chain_kernel.testing.virtual_loop import virtual_clock
 from outbox.message import Message, smallest_id
-from outbox.sender.business import STORE, WAKE, add
+from outbox.sender.transaction import STORE, WAKE, add
 from outbox.session import OUTBOX_TABLES
 from outbox.testing.servers.sql import GONE, NEVER, Record, Rows, after, now, records
 

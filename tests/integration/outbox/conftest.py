@@ -17,7 +17,7 @@ from outbox import Confirm, Destination, Progress, Relay, RelayConfig, Status, s
 from outbox.message import Message, draw_message_ids
 from outbox.records import RETRYING, encode_confirms, proof_of, read_headers, token_of
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER, ROLES_OF
-from outbox.sender.business import store_messages, wake
+from outbox.sender.transaction import store_messages, wake
 from tests.builders.topics import make_topics, read_topic, send_records
 from tests.deadlines import deadline
 from tests.judge.deliveries import SEE, judge_deliveries

@@ -22,7 +22,7 @@ from .service.service_client import client, raw, service_config
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
-PARTS = ["acks", "send", "broker", "confirms", "troubles", "sweep", "retention"]
+PARTS = ["acks", "send", "broker", "confirms", "topic errors", "sweep", "retention"]
 OURS = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name LIKE 'orderchain outbox%'

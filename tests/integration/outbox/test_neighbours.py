@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 import asyncpg
+import msgspec
 import pytest
 
 import outbox
@@ -83,7 +84,7 @@ async def test_table_and_package_agree_on_headers(sender: Sender) -> None:
 
 async def agree(writer: asyncpg.Connection, headers: dict[str, str] | None) -> None:
     (message_id,) = draw_message_ids(1)
-    text = None if headers is None else outbox.sender.business._json(headers) or "{}"
+    text = None if headers is None else msgspec.json.encode(headers).decode()
     add = writer.execute("SELECT outbox_add('clearing', 'x', NULL, $1::jsonb)", text)
     many = writer.execute(
         "SELECT outbox_add_many(ARRAY[$1::uuid], '{clearing}', '{NULL}', ARRAY[$2::jsonb], '{x}')",
@@ -131,11 +132,11 @@ async def test_missing_topic_delays_nobody_uses_up_no_try_and_is_named(
         operator = await sender.connect(OUTBOX_OPERATOR)
 
         async def is_named() -> bool:
-            found = await acts.troubles(operator)
+            found = await acts.topic_errors(operator)
             return lost.topic in found.get("lost", "")
 
         await sender.until(is_named)
-        assert "clearing" not in await acts.troubles(operator)
+        assert "clearing" not in await acts.topic_errors(operator)
         named = [each.getMessage() for each in caplog.records if lost.topic in each.getMessage()]
         assert any("is not there" in each for each in named)
         assert set(await sender.sent(clearing)) == set(sent)
@@ -152,7 +153,7 @@ async def test_topic_that_is_made_later_gets_what_waited_for_it(
     operator = await sender.connect(OUTBOX_OPERATOR)
 
     async def is_named() -> bool:
-        return "lost" in await acts.troubles(operator)
+        return "lost" in await acts.topic_errors(operator)
 
     async with sender.relay(sweep_seconds=0.05) as relay:
         await sender.until(is_named)
@@ -196,7 +197,7 @@ async def test_crashes_between_claim_and_send_use_up_no_try(sender: Sender) -> N
     for _ in range(4):
         await sender.let_time_pass()
         relay = Relay(sender.config())  # it claims, and dies before it sends
-        relay._parcel_sender.destinations = await killed.destinations()
+        relay._send_queues.destinations = await killed.destinations()
         await relay._sweep.sweep()
         await relay._store.close()
     await killed.close()

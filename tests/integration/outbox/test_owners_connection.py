@@ -26,9 +26,9 @@ from outbox import (
     draw_message_ids,
     save_destinations,
 )
-from outbox.sender.business import BusinessTransaction, store_messages, watched_transaction
 from outbox.sender.check_back import DecisionRefused, check_decision, decide, forget_decisions
 from outbox.sender.due_decisions import Answer
+from outbox.sender.transaction import BusinessTransaction, store_messages, watched_transaction
 from tests.deadlines import until
 from tests.pgbouncer import pgbouncer
 

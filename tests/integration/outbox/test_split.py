@@ -36,7 +36,6 @@ from outbox.callback.config import CallbackConfig
 from outbox.consumer.inbox import ConsumerConnections, Inbox
 from outbox.message import draw_message_ids
 from outbox.records import common_headers, encode_checks, encode_confirms, record_headers
-from outbox.sender.business import wake, watched_transaction
 from outbox.sender.check_back import (
     CheckBack,
     CheckingConfig,
@@ -44,6 +43,7 @@ from outbox.sender.check_back import (
     decide,
 )
 from outbox.sender.due_decisions import Answer, CheckRules
+from outbox.sender.transaction import wake, watched_transaction
 from outbox.service.config import ServiceConfig
 from outbox.service.message_api import MessageApi
 from outbox.session import OutboxSession

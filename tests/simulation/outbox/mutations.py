@@ -15,10 +15,10 @@ from outbox.consumer.attempts import FreshAttempt, Outcomes
 from outbox.consumer.in_hand import KeyQueues, PartitionProgress
 from outbox.consumer.inbox import Inbox
 from outbox.message import smallest_id
-from outbox.sender.business import BusinessCommit, BusinessTransaction
 from outbox.sender.message_sender import MessageSender
-from outbox.sender.parcel_sender import Parcel
+from outbox.sender.send_queues import ClaimedMessages
 from outbox.sender.sweep import Sweep
+from outbox.sender.transaction import BusinessCommit, BusinessTransaction
 from outbox.testing.servers.inbox import InboxTables
 from outbox.testing.servers.sender import DecisionTables, SenderTables
 from outbox.testing.servers.sql import records
@@ -170,7 +170,7 @@ def unknown_commit_sent() -> Iterator[None]:
         except DRIVER_ERRORS:
             if business is not None and business.claim is not None:
                 marks = BusinessCommit(marks=range(len(business._stored)))
-                relay._parcel_sender.hand_over(Parcel(business.claim, business.kept(marks)))
+                relay._send_queues.hand_over(ClaimedMessages(business.claim, business.kept(marks)))
             raise
 
     with patch.object(Relay, "transaction", hopeful):

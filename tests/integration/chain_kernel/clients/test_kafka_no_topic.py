@@ -64,12 +64,12 @@ async def by_callback_service(kafka: str, topic: str) -> None:
     )
     intake = CallbackIntake(config, AsyncMock(spec=CallbackService))
     task = asyncio.ensure_future(intake.run())
-    while len(intake._troubles.reasons) < 2:
-        await intake._troubles.changed.wait()
-        intake._troubles.changed.clear()
+    while len(intake._topic_errors.reasons) < 2:
+        await intake._topic_errors.changed.wait()
+        intake._topic_errors.changed.clear()
     task.cancel()
     await asyncio.wait([task])
-    assert intake._troubles.reasons == {topic: MISSING, confirms: MISSING}
+    assert intake._topic_errors.reasons == {topic: MISSING, confirms: MISSING}
 
 
 async def by_relay(kafka: str, topic: str) -> None:

@@ -16,7 +16,7 @@ from outbox import (
     save_destinations,
 )
 from outbox.roles import OUTBOX_OPERATOR
-from outbox.sender.upkeep import remove_destination
+from outbox.sender.maintenance import remove_destination
 from tests.deadlines import deadline
 
 from ..conftest import Sender
@@ -87,7 +87,7 @@ async def test_relay_that_knows_the_old_confirm_goes_by_what_is_stored(
     async with sender.relay() as relay:
         await relay.keep()
         await sender.set_up(**after)
-        relay._parcel_sender.destinations = {known.name: known}  # until it reads them again
+        relay._send_queues.destinations = {known.name: known}  # until it reads them again
         await sender.store(3)
         await sender.until_counted(relay, sent=3)
         await relay.settle()

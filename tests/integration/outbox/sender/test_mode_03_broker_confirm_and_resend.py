@@ -175,7 +175,7 @@ async def test_clock_ahead_of_the_brokers_counts_no_try(
         assert (row["status"], row["send_count"]) == (Status.INIT, 0)
         assert "InvalidTimestamp" in row["last_error"]
         monkeypatch.undo()
-        relay._sender.troubles.is_over(clearing.topic)  # as after its pause
+        relay._sender.topic_errors.is_over(clearing.topic)  # as after its pause
         await sender.until_status(message_id, Status.CONFIRMED)
         await relay.settle()
     assert await sender.sent(clearing) == [message_id]

@@ -12,7 +12,7 @@ import pytest
 
 from local_stack import KafkaServer
 from outbox import Destination, Message, Relay, Status, draw_message_ids
-from outbox.sender.business import store_messages
+from outbox.sender.transaction import store_messages
 from tests.builders.topics import damage_head
 
 from ..conftest import CONSUMER, Sender

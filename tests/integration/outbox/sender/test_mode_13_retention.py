@@ -267,6 +267,6 @@ async def test_watermarks_that_refuse_before_they_drop_are_refused(sender: Sende
 
 async def keep_by_hand(
     sender: Sender, clock: HandClock | None = None, **settings: Any
-) -> outbox.UpkeepReport:
+) -> outbox.MaintenanceReport:
     config = KeepConfig(database=sender.dsns[OUTBOX_OPERATOR], **settings)
     return await keep_outbox(config, clock=clock or HandClock(NOW_NS))

@@ -17,7 +17,7 @@ from chain_kernel.errors import RetryError
 from outbox import Confirm, Destination, Progress, RelayConfig
 from outbox.records import RETRYING, encode_confirms, proof_of, token_of
 from outbox.sender.config import RelayStats
-from outbox.sender.message_sender import TopicTroubles
+from outbox.sender.message_sender import TopicErrors
 from outbox.sender.results import ConfirmIntake
 from tests.deadlines import deadline
 
@@ -94,8 +94,8 @@ async def take_in(
     destination = Destination(name="clearing", topic=TOPIC, consumers=(consumer,))
     sending = cast("Any", SimpleNamespace(destinations={destination.name: destination}))
     config = RelayConfig(database="postgresql://d", kafka="k:1")
-    stats, troubles = RelayStats(), TopicTroubles()
-    intake = ConfirmIntake(config, cast("Any", store), sending, Mock(), stats, troubles)
+    stats, topic_errors = RelayStats(), TopicErrors()
+    intake = ConfirmIntake(config, cast("Any", store), sending, Mock(), stats, topic_errors)
     running = asyncio.create_task(intake.run())
     async with deadline():
         await topic.is_read.wait()

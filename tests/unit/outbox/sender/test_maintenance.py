@@ -4,7 +4,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.sender.upkeep import PartitionSize, droppable
+from outbox.sender.maintenance import PartitionSize, droppable
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 KEEP = timedelta(hours=72)

@@ -1,4 +1,4 @@
-"""The caller's business transaction: stores messages in it.
+"""Storing messages in the caller's own transaction, and the certainty of its commit.
 
 Stored messages exist if the business change does. They are sent only if its commit is certain. A
 commit may have failed without an error (PostgreSQL rolls a broken transaction back when it is asked
@@ -98,10 +98,21 @@ async def add(
 ) -> UUID:
     """Store one message, and return its id.
 
-    `connection` must be in a transaction of the caller; the message is sent after that has
-    committed, and never if it does not. Raises MessageError or DestinationMissing, which leave the
-    transaction usable; SettingError outside of a transaction; and OutboxFull, which breaks the
-    transaction, while the outbox takes more on disk than it may.
+    The message is sent after the transaction has committed, and never if it does not.
+
+    Args:
+        connection: in a transaction of the caller.
+        destination: the name of a destination that is set up.
+        payload: at most the destination's `payload_bytes_max`.
+        key: messages of one key go to one partition.
+        headers: names to text.
+        message_id: drawn by `draw_message_ids`; a new one if left out.
+
+    Raises:
+        MessageError: the message is not valid; the transaction stays usable.
+        DestinationMissing: the destination is not set up; the transaction stays usable.
+        OutboxFull: the outbox takes more on disk than it may; this breaks the transaction.
+        SettingError: the connection is in no transaction.
     """
     chosen = message_id or draw_message_ids(1)[0]
     message = Message(chosen, destination, payload, key, headers)
@@ -110,9 +121,16 @@ async def add(
 
 
 async def add_many(connection: Connection, messages: Sequence[Message]) -> None:
-    """Store all of `messages` or none, in one statement; otherwise as `add`.
+    """Store all of `messages` or none, in one statement.
 
-    Draw their ids with `outbox.message.draw_message_ids`.
+    They are sent after the transaction has committed, and never if it does not. Draw their ids by
+    `draw_message_ids`.
+
+    Raises:
+        MessageError: a message is not valid; the transaction stays usable.
+        DestinationMissing: a destination is not set up; the transaction stays usable.
+        OutboxFull: the outbox takes more on disk than it may; this breaks the transaction.
+        SettingError: the connection is in no transaction.
     """
     await store_messages(connection, messages)
 
@@ -121,8 +139,10 @@ async def wake(connection: Connection) -> None:
     """Have the relays look for what was stored, after its commit; else they do within their
     `sweep_seconds`.
 
-    It is only a hint, and raises no error of the database. Raises SettingError in a transaction: a
-    notification would delay its commit, and could fail it.
+    It is only a hint, and raises no error of the database.
+
+    Raises:
+        SettingError: in a transaction, whose commit a notification would delay, and could fail.
     """
     if connection.is_in_transaction():
         expected = "one outside of a transaction: relays are woken after the commit"
@@ -134,7 +154,7 @@ async def wake(connection: Connection) -> None:
 
 
 async def wake_over(session: OutboxSession) -> None:
-    """Do `wake` over a session. Raises nothing where that cannot be opened: all is committed."""
+    """Wake the relays. Raises nothing where the session cannot be opened: all is committed."""
     try:
         await session.run(wake)
     except OrderchainError as error:
@@ -150,12 +170,15 @@ async def store_messages(
     sender: str | None = None,
     mark: int | None = None,
 ) -> None:
-    """Store messages as `add_many` does.
+    """Store all of `messages` or none, in the caller's transaction, for any mode.
 
-    `claim` stores them as claimed for their first try, by the caller, which sends them after the
-    commit; `check_at` stores them as prepared, with their sender to be asked then; `sender` names
-    the client on whose behalf; `mark` shows whether the transaction still holds them, see
-    `BusinessCommit.marks`.
+    Args:
+        connection: in a transaction of the caller.
+        messages: at most MESSAGES_MAX.
+        claim: stored as claimed by this token for their first try: the caller sends them.
+        check_at: stored as prepared; their sender is asked then.
+        sender: the name of the client on whose behalf they are stored.
+        mark: shows whether the transaction still holds them; see `BusinessCommit.marks`.
     """
     if not connection.is_in_transaction():
         expected = "one in a transaction: a message is stored with the change that it reports"
@@ -175,7 +198,10 @@ async def store_messages(
             STORE,
             [str(message.message_id) for message in messages],
             *columns(messages, "destination", "key"),
-            [_json(message.headers) for message in messages],
+            [
+                msgspec.json.encode(message.headers).decode() if message.headers else None
+                for message in messages
+            ],
             [b2a_base64(message.payload, newline=False).decode() for message in messages],
             None if claim is None else str(claim),
             None if check_at is None else check_at.astimezone(UTC).isoformat(),
@@ -198,12 +224,7 @@ async def store_messages(
         raise _refusal(messages, refused[0])
 
 
-def _json(headers: Mapping[str, str] | None) -> str | None:
-    return msgspec.json.encode(headers).decode() if headers else None
-
-
 def _refusal(messages: Sequence[Message], row: Record) -> Exception:
-    """Return what to raise for the first refused message."""
     if row["payload_bytes_max"] is None:
         return DestinationMissing(row["destination"])
     size = len(messages[row["position"] - 1].payload)
@@ -231,7 +252,7 @@ class BusinessTransaction:
 
     @property
     def was_used(self) -> bool:
-        """Whether anything may have been stored."""
+        """True if anything may have been stored."""
         return bool(self._stored)
 
     def add(
@@ -242,10 +263,15 @@ class BusinessTransaction:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Coroutine[Any, Any, UUID]:
-        """Store one message, and return its id; as `outbox.add`.
+        """Store one message, and return its id; it is sent at once after the commit.
 
-        Raises PartEnded if the part that would send it no longer works. The block does not commit
-        while an `add` was not awaited: that has stored nothing.
+        The block does not commit while an `add` was not awaited: that has stored nothing.
+
+        Raises:
+            MessageError: the message is not valid.
+            DestinationMissing: the destination is not set up.
+            OutboxFull: the outbox takes more on disk than it may; this breaks the transaction.
+            PartEnded: the part that would send it no longer works.
         """
         self._not_awaited += 1
         return self._add(destination, payload, key, headers)
@@ -258,7 +284,7 @@ class BusinessTransaction:
         return message_id
 
     def add_many(self, messages: Sequence[Message]) -> Coroutine[Any, Any, None]:
-        """Store all of `messages` or none, in one statement; as `outbox.add_many`."""
+        """Store all of `messages` or none, in one statement. Raises as `add`."""
         self._not_awaited += 1
         return self._add_many(messages)
 
@@ -286,20 +312,20 @@ class BusinessTransaction:
 
 @dataclass
 class BusinessCommit:
-    """What is known of a commit."""
+    """The certainty of a commit."""
 
     matters: bool = True
-    """Whether anything follows from the commit. Set it before the end of the block."""
+    """False if nothing follows from the commit. Set it before the end of the block."""
     is_durable: bool = False
-    """Whether it is on disk: not if the session has `synchronous_commit` off."""
+    """True if it is on disk: not if the session has `synchronous_commit` off."""
     was_cut: bool = False
-    """Whether its wait for a synchronous standby was cut off."""
+    """True if its wait for a synchronous standby was cut off."""
     marks: Sequence[int] = ()
     """The marks of the messages that it stores, without what was rolled back to a savepoint."""
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is certain, so that what follows from it may be made known."""
+        """True if what follows from it may be made known."""
         return self.is_durable and not self.was_cut
 
 
@@ -324,11 +350,8 @@ async def watched_transaction(
                 # As late as possible: what the block has set for its transaction counts.
                 ((setting, marks, *server),) = await fetch_of_owner(connection, SYNCHRONOUS)
                 require_newest(named_server(*server))
-                commit.is_durable, commit.marks = is_durable(setting), _in_ranges(marks or "")
+                commit.is_durable = is_durable(setting)
+                # Ranges such as `0-4 7-9`; see `STORE`.
+                ranges = (map(int, part.split("-")) for part in (marks or "").split())
+                commit.marks = [mark for first, last in ranges for mark in range(first, last + 1)]
         commit.was_cut = commit.matters and was_cancelled()
-
-
-def _in_ranges(text: str) -> list[int]:
-    """Return the marks of ranges such as `0-4 7-9`."""
-    ends = (map(int, part.split("-")) for part in text.split())
-    return [mark for first, last in ends for mark in range(first, last + 1)]

@@ -1,4 +1,4 @@
-"""Upkeep: destinations are set up, and finished messages are dropped.
+"""Maintenance: destinations are set up, and finished messages are dropped.
 
 Destinations are set up in the table that every service reads, and as topics of the brokers.
 
@@ -76,8 +76,8 @@ def droppable(
     return found
 
 
-class UpkeepReport(Struct, frozen=True, kw_only=True):
-    """What a round has done."""
+class MaintenanceReport(Struct, frozen=True, kw_only=True):
+    """The result of one round of retention."""
 
     partitions_dropped: int
     survivors: int
@@ -85,7 +85,7 @@ class UpkeepReport(Struct, frozen=True, kw_only=True):
     partitions_left: int
     """Partitions that were to be dropped but hold too many unfinished messages."""
     bytes: int
-    """What the outbox takes on disk after that."""
+    """Bytes of the outbox on disk after that."""
     bytes_max: int
     """Above it, nothing is added; 0: no bound."""
     is_full: bool
@@ -112,10 +112,12 @@ class Retention:
         except RetryError as error:
             _log.warning("the outbox's retention has to wait: %s", reason_of(error))
 
-    async def keep(self) -> UpkeepReport:
-        """Do one round. Raises RetryError if a lock was not available: retry later.
+    async def keep(self) -> MaintenanceReport:
+        """Do one round.
 
-        Raises DurabilityError if the database was set to lose what it has committed.
+        Raises:
+            RetryError: a lock was not available; retry later.
+            DurabilityError: the database was set to lose what it has committed.
         """
         await self.session.check_durability()
         now = time_of(self.clock.wall_ns())
@@ -132,7 +134,7 @@ class Retention:
         finally:
             # Also if history could not be dropped: that is when the disk fills.
             taken, most = await self._measure()
-        return UpkeepReport(
+        return MaintenanceReport(
             partitions_dropped=dropped, survivors=survivors, partitions_left=left,
             bytes=taken, bytes_max=most, is_full=self._is_full,
         )  # fmt: skip
@@ -174,10 +176,14 @@ class Retention:
         return taken, most
 
 
-async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> UpkeepReport:
+async def keep_outbox(config: KeepConfig, *, clock: Clock | None = None) -> MaintenanceReport:
     """Do one round of retention by hand, alongside any relays.
 
-    Raises ConnectError, SchemaError, DurabilityError; RetryError if a lock was not available.
+    Raises:
+        ConnectError: the database refuses the login, or its certificate does not hold.
+        SchemaError: the database has no outbox, or one of another version.
+        DurabilityError: the database may lose what it has committed.
+        RetryError: the database is away, or a lock was not available.
     """
     session = OutboxSession(config, "keep", tables=_TABLES)
     try:
@@ -211,8 +217,12 @@ async def save_destinations(
 ) -> None:
     """Set destinations up as they are given, or change them to that.
 
-    `create_topics` names the brokers at which their missing topics are created before that, as by
-    `create_destination_topics`. Needs the role `outbox_operator` or the owner.
+    Args:
+        connection: of the role `outbox_operator` or the owner.
+        create_topics: the brokers at which their missing topics are created before that.
+        partitions: of each topic of messages that is created; topics of confirms get one.
+
+    With `create_topics`, raises as `create_destination_topics`.
     """
     chosen = list(destinations)
     if create_topics is not None:
@@ -232,8 +242,16 @@ async def change_destination(
 ) -> Destination:
     """Change only these fields of a destination; return the result.
 
-    A new one needs its `topic`. Two concurrent changes are made one after the other. Otherwise as
-    `save_destinations`. Raises SettingError.
+    A new one needs its `topic`. Two concurrent changes are made one after the other.
+
+    Args:
+        connection: of the role `outbox_operator` or the owner.
+        create_topics: the brokers at which its missing topics are created before that.
+        partitions: of its topic of messages, if that is created.
+        changes: fields of Destination.
+
+    Raises:
+        SettingError: a field is not valid, or a new destination has no topic.
     """
     # What a wait for another change has let through must be seen; in a caller's own transaction the
     # isolation is the caller's.
@@ -254,9 +272,12 @@ async def change_destination(
 async def remove_destination(connection: Connection, name: str) -> None:
     """Remove a destination: from then on messages to it are refused. Its topics and history stay.
 
-    Waits for the transactions that have added messages; others that add wait meanwhile. Raises
-    SettingError while a delivery to it is unfinished, since no relay would send it, and
-    DestinationMissing. Needs the role `outbox_operator` or the owner.
+    Waits for the transactions that have added messages; others that add wait meanwhile. Needs the
+    role `outbox_operator` or the owner.
+
+    Raises:
+        SettingError: a delivery to it is unfinished; no relay would send it.
+        DestinationMissing: there is none of this name.
     """
     # What those transactions have added must be seen.
     async with connection.transaction(isolation="read_committed"):
@@ -277,8 +298,17 @@ async def create_destination_topics(
 ) -> list[str]:
     """Create the missing topics of destinations; return which were missing.
 
-    Topics of messages get so many `partitions`, topics of confirms one; the number of replicas is
-    the brokers' default. Raises SettingError, ConnectError, RetryError, OrderchainError.
+    The number of replicas is the brokers' default.
+
+    Args:
+        kafka: a KafkaConfig, or the plaintext bootstrap servers.
+        partitions: of each topic of messages, at most PARTITIONS_MAX; topics of confirms get one.
+
+    Raises:
+        SettingError: `partitions` is out of bounds.
+        ConnectError: the brokers refuse the login, or their certificate does not hold.
+        RetryError: no broker answers.
+        OrderchainError: a topic is refused for another reason.
     """
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise SettingError("partitions", partitions, f"1 to {PARTITIONS_MAX}")

@@ -7,8 +7,14 @@ from typing import Any, cast
 import pytest
 
 from outbox import Destination, Message, draw_message_ids
-from outbox.sender.message_sender import Sent, TopicTrouble, TopicTroubles
-from outbox.sender.parcel_sender import NO_CLAIM, MessageClaims, Parcel, ParcelSender, Tally
+from outbox.sender.message_sender import Sent, TopicErrors, TopicUnusable
+from outbox.sender.send_queues import (
+    NO_CLAIM,
+    ClaimedMessages,
+    MessageClaims,
+    SendQueues,
+    SentCounter,
+)
 from tests.deadlines import deadline, until
 from tests.lanes import at_night
 
@@ -22,7 +28,7 @@ class Broker:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
-        self.troubles = TopicTroubles(lambda: self.now, self.random)
+        self.topic_errors = TopicErrors(lambda: self.now, self.random)
         self.is_there = True
         self.is_well = False
         self.is_free = asyncio.Event()  # whether the slow destination answers
@@ -42,10 +48,10 @@ class Broker:
         if outcome == "bug":
             raise ZeroDivisionError
         if outcome == "missing":
-            trouble = self.troubles.found(topic, "is not there")
+            trouble = self.topic_errors.found(topic, "is not there")
             return [Sent(topic, -1, messages, error=trouble)]
         if outcome == "sent":
-            self.troubles.is_over(topic)
+            self.topic_errors.is_over(topic)
             return [Sent(topic, 0, messages, 0)]
         place = -1 if outcome == "unsent" else 0
         cut = len(messages) // 2 if outcome == "half" else 0
@@ -55,7 +61,7 @@ class Broker:
     async def renew(self, _: object) -> None:
         await asyncio.sleep(0)
 
-    async def look_at(self, _: str) -> TopicTrouble | None:
+    async def look_at(self, _: str) -> TopicUnusable | None:
         return None
 
     async def is_broker_there(self, _: float) -> bool:
@@ -88,8 +94,8 @@ class Book:
         self._note("cut off", claims)
 
 
-def sending_of(broker: Broker, book: Any, *, keeps: bool) -> ParcelSender:
-    made = ParcelSender(
+def sending_of(broker: Broker, book: Any, *, keeps: bool) -> SendQueues:
+    made = SendQueues(
         cast("Any", broker), book, broker.send,
         rows_max=ROWS_MAX, round_rows_max=7, probe_seconds=0.0, keeps=keeps,
     )  # fmt: skip
@@ -117,9 +123,9 @@ async def test_each_message_is_settled_once(seed: int, keeps: bool) -> None:
             for each in messages_to(name, broker.random.randrange(4))
         ]
         broker.random.shuffle(messages)
-        parcel = Parcel(draw_message_ids(1)[0], messages)
-        given += parcel.claims
-        sending.hand_over(parcel)
+        claimed = ClaimedMessages(draw_message_ids(1)[0], messages)
+        given += claimed.claims
+        sending.hand_over(claimed)
         assert sending.waiting_rows <= ROWS_MAX
         for _ in range(broker.random.randrange(6)):
             await asyncio.sleep(0)
@@ -147,16 +153,16 @@ async def test_each_message_is_settled_once(seed: int, keeps: bool) -> None:
 
 
 async def test_destination_that_hangs_holds_up_no_other() -> None:
-    broker, tally = Broker(1), Tally("lost")
+    broker, tally = Broker(1), SentCounter("lost")
     broker.is_well = True
     broker.is_free.clear()
     sending = sending_of(broker, tally, keeps=False)
     part = asyncio.create_task(sending.run())
-    sending.hand_over(Parcel(NO_CLAIM, messages_to("slow", 100)))
+    sending.hand_over(ClaimedMessages(NO_CLAIM, messages_to("slow", 100)))
     assert 0 < sending.waiting_rows < ROWS_MAX, "four fifths of the room, and never all of it"
     dropped = tally.unsent_count
     for _ in range(20):
-        sending.hand_over(Parcel(NO_CLAIM, messages_to("clearing", 1)))
+        sending.hand_over(ClaimedMessages(NO_CLAIM, messages_to("clearing", 1)))
         await until(lambda: sending.waiting_rows <= 100 - dropped)
     assert tally.sent_count == 20
     broker.is_free.set()
@@ -171,7 +177,7 @@ async def test_what_is_lost_is_counted_at_once_and_logged_by_reason(
 ) -> None:
     now = 0.0
     monkeypatch.setattr("chain_kernel.text.monotonic", lambda: now)
-    tally = Tally("lost")
+    tally = SentCounter("lost")
     for _ in range(1_000):
         tally.give_up(2, "the broker is away")
     tally.give_up(1, "too many wait")

@@ -1,4 +1,4 @@
-"""The way to the broker, for every mode: messages wait here in memory, and go out in rounds.
+"""Queues of claimed messages in memory, which go out to the broker in rounds, for every mode.
 
 A round is what came for one destination while its earlier rounds were under way, so rounds grow
 with the load. Nothing here knows of a database: a `Settlement` deals with what becomes of messages.
@@ -17,10 +17,10 @@ from msgspec import Struct
 
 from chain_kernel.text import SummedLog, counted, named_reason, printable
 from outbox.message import Message
-from outbox.sender.message_sender import TopicTrouble
+from outbox.sender.message_sender import TopicUnusable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
     from outbox.destination import Destination
     from outbox.sender.message_sender import MessageSender, Sent
@@ -55,7 +55,7 @@ MessageClaims = list[tuple[UUID, UUID]]
 """Messages by their ids, each with the token by which it was claimed."""
 
 
-class Parcel(Struct, gc=False):
+class ClaimedMessages(Struct, gc=False):
     """Messages that were claimed by one token."""
 
     token: UUID
@@ -63,12 +63,12 @@ class Parcel(Struct, gc=False):
 
     @property
     def claims(self) -> MessageClaims:
-        """The messages by id, each with the token."""
+        """The ids of the messages, each with the token."""
         return [(message.message_id, self.token) for message in self.messages]
 
 
 class Share(Struct, frozen=True):
-    """How many deliveries one round of the sweep may take."""
+    """The deliveries that one round of the sweep may take."""
 
     rows: int
     """For each destination, except those of `of`."""
@@ -78,7 +78,7 @@ class Share(Struct, frozen=True):
 
 
 class Settlement(Protocol):
-    """What becomes of messages, in one mode. Each message is passed to one of these, once."""
+    """The results of sends, in one mode. Each message is passed to one of these, once."""
 
     def sent(self, destination: Destination, sent: Sent, claims: MessageClaims) -> None:
         """The broker has acknowledged a batch; `claims` are its messages in order."""
@@ -93,8 +93,8 @@ class Settlement(Protocol):
         """Their round was cut off: whether they were sent is not known."""
 
 
-class Tally:
-    """A settlement that writes nothing: it counts, and logs what is not sent from here."""
+class SentCounter:
+    """A settlement that writes nothing. It counts, and logs what is not sent from here."""
 
     def __init__(self, words: str) -> None:
         """`words` say what becomes of messages that are not sent."""
@@ -104,17 +104,17 @@ class Tally:
         self._unsent = SummedLog(_log, logging.ERROR, LOG_SECONDS)
 
     def sent(self, _: Destination, sent: Sent, __: MessageClaims) -> None:
-        """See `Settlement.sent`."""
+        """Count messages that the broker has acknowledged."""
         self.sent_count += len(sent.messages)
 
     def released(self, claims: MessageClaims, reason: str, *, is_noted: bool = False) -> None:
-        """See `Settlement.released`."""
+        """Count messages that were not sent, or not acknowledged."""
         self.give_up(len(claims), reason)
 
     failed = released
 
     def cut_off(self, claims: MessageClaims) -> None:
-        """See `Settlement.cut_off`."""
+        """Count messages whose round was cut off."""
         self.give_up(len(claims), "the send was cut off")
 
     def give_up(self, count: int, reason: str) -> None:
@@ -133,14 +133,14 @@ class _DestinationQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.parcels: deque[Parcel] = deque()
+        self.claimed: deque[ClaimedMessages] = deque()
         self.rows = 0  # waiting or under way
         self.rounds = 0  # under way, at most ROUNDS_MAX
-        self.trouble: str | None = None  # the topic whose trouble stopped a send
+        self.unusable: str | None = None  # the topic whose error stopped a send
 
 
-class ParcelSender:
-    """Sends parcels in rounds, each destination separately, and settles their outcomes.
+class SendQueues:
+    """Sends claimed messages in rounds, each destination separately, and settles their outcomes.
 
     A slow destination delays only itself: it has its own rounds, and there is always room for what
     goes elsewhere.
@@ -189,7 +189,7 @@ class ParcelSender:
 
     @property
     def has_room(self) -> bool:
-        """Whether messages may be handed over: the broker is up, and there is room in memory."""
+        """True if messages may be handed over: the broker is up, and there is room in memory."""
         return not self.is_broker_away and self._free > 0
 
     @property
@@ -199,16 +199,16 @@ class ParcelSender:
     def share(self, rows_max: int) -> tuple[Share, bool]:
         """Return what the sweep may take, and whether it must leave some destinations out.
 
-        A destination whose topic was in trouble is tried by a single message.
+        A destination whose topic could not be used is tried by a single message.
         """
-        troubles = self._sender.troubles
+        topic_errors = self._sender.topic_errors
         of: dict[str, int] = {}
         leaves_out = False
         for destination in self.destinations.values():
             queue = self._queues.get(destination.name)
             room = min(rows_max, room_of(self._free, 0 if queue is None else queue.rows))
-            if destination.topic in troubles:
-                room = 0 if troubles.is_paused(destination.topic) else min(room, 1)
+            if destination.topic in topic_errors:
+                room = 0 if topic_errors.is_paused(destination.topic) else min(room, 1)
             else:
                 self._is_hungry = self._is_hungry or not room
             leaves_out = leaves_out or not room
@@ -216,35 +216,35 @@ class ParcelSender:
                 of[destination.name] = room
         return Share(rows_max, of, max(self._free, 0)), leaves_out
 
-    def hand_over(self, parcel: Parcel) -> None:
+    def hand_over(self, claimed: ClaimedMessages) -> None:
         """Take messages that are committed; what can't be sent is released, or waits."""
         by_destination: dict[str, list[Message]] = {}
-        for message in parcel.messages:
+        for message in claimed.messages:
             by_destination.setdefault(message.destination, []).append(message)
         for name, messages in by_destination.items():
-            part = Parcel(parcel.token, messages)
+            part = ClaimedMessages(claimed.token, messages)
             if not self._keeps and (why := self._why_not(name)) is not None:
                 self._release(part, why)
             else:
                 self._take_in(name, part)
 
-    def _take_in(self, name: str, parcel: Parcel) -> None:
-        """Keep as much of a parcel as there is room for; the rest is released."""
+    def _take_in(self, name: str, claimed: ClaimedMessages) -> None:
+        """Keep as much as there is room for; the rest is released."""
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = _DestinationQueue(name)
         room = room_of(self._free, queue.rows)
-        fitting, left = parcel.messages[:room], parcel.messages[room:]
+        fitting, left = claimed.messages[:room], claimed.messages[room:]
         if left:
             self._is_hungry = True
-            self._release(Parcel(parcel.token, left), "too many wait")
+            self._release(ClaimedMessages(claimed.token, left), "too many wait")
         if fitting:
-            self._put(queue, Parcel(parcel.token, fitting))
+            self._put(queue, ClaimedMessages(claimed.token, fitting))
 
-    def _put(self, queue: _DestinationQueue, parcel: Parcel) -> None:
-        self._rows += len(parcel.messages)
-        queue.rows += len(parcel.messages)
-        queue.parcels.append(parcel)
+    def _put(self, queue: _DestinationQueue, claimed: ClaimedMessages) -> None:
+        self._rows += len(claimed.messages)
+        queue.rows += len(claimed.messages)
+        queue.claimed.append(claimed)
         self._idle.clear()
         self._some.set()
 
@@ -254,21 +254,22 @@ class ParcelSender:
         if not self._rows:
             self._idle.set()
 
-    def _why_not(self, name: str) -> str | TopicTrouble | None:
+    def _why_not(self, name: str) -> str | TopicUnusable | None:
         """Return why nothing may be sent to a destination for now."""
         if self.is_broker_away:
             return "the broker is away"
         destination = self.destinations.get(name)
         if destination is None:
             return "the destination is not set up"
-        return self._sender.troubles.pause_of(destination.topic)
+        return self._sender.topic_errors.pause_of(destination.topic)
 
     def _may_begin(self, queue: _DestinationQueue) -> bool:
         """Return whether a round may begin. If nothing is kept it may: the round releases it."""
         if not self._keeps:
             return True
-        is_paused = queue.trouble is not None and self._sender.troubles.is_paused(queue.trouble)
-        return not is_paused and self._why_not(queue.name) is None
+        if queue.unusable is not None and self._sender.topic_errors.is_paused(queue.unusable):
+            return False
+        return self._why_not(queue.name) is None
 
     async def run(self) -> None:
         """Send what comes, until cancelled."""
@@ -277,7 +278,7 @@ class ParcelSender:
                 await self._some.wait()
                 self._some.clear()
                 for queue in self._queues.values():
-                    while queue.parcels and queue.rounds < ROUNDS_MAX and self._may_begin(queue):
+                    while queue.claimed and queue.rounds < ROUNDS_MAX and self._may_begin(queue):
                         self._begin(queue)
         finally:
             for task in self._rounds:
@@ -291,10 +292,10 @@ class ParcelSender:
     def drop_waiting(self) -> None:
         """Release what still waits."""
         for queue in self._queues.values():
-            while queue.parcels:
-                parcel = queue.parcels.popleft()
-                self._release(parcel, "the end came first")
-                self._less(queue, len(parcel.messages))
+            while queue.claimed:
+                claimed = queue.claimed.popleft()
+                self._release(claimed, "the end came first")
+                self._less(queue, len(claimed.messages))
 
     def _begin(self, queue: _DestinationQueue) -> None:
         queue.rounds += 1
@@ -303,18 +304,18 @@ class ParcelSender:
         self._rounds.add(task)
         task.add_done_callback(lambda done: self._ended(queue, done))
 
-    def _take(self, queue: _DestinationQueue) -> list[Parcel]:
-        parcels: list[Parcel] = []
+    def _take(self, queue: _DestinationQueue) -> list[ClaimedMessages]:
+        claimed: list[ClaimedMessages] = []
         rows = 0
-        while queue.parcels and rows < self._round_rows_max:
-            parcels.append(queue.parcels.popleft())
-            rows += len(parcels[-1].messages)
-        return parcels
+        while queue.claimed and rows < self._round_rows_max:
+            claimed.append(queue.claimed.popleft())
+            rows += len(claimed[-1].messages)
+        return claimed
 
     def _ended(self, queue: _DestinationQueue, task: asyncio.Task[None]) -> None:
         self._rounds.discard(task)
         queue.rounds -= 1
-        if queue.parcels:
+        if queue.claimed:
             self._some.set()
         if self._is_hungry:
             self._is_hungry = False
@@ -324,10 +325,10 @@ class ParcelSender:
                 "a round of sends to %s failed: %s", printable(queue.name), named_reason(error)
             )
 
-    async def _round(self, queue: _DestinationQueue, parcels: list[Parcel]) -> None:
-        messages = [message for parcel in parcels for message in parcel.messages]
+    async def _round(self, queue: _DestinationQueue, claimed: list[ClaimedMessages]) -> None:
+        messages = [message for claimed in claimed for message in claimed.messages]
         # Not by the message's id: after a claim ran out the same message may be here twice.
-        held = {id(message): parcel.token for parcel in parcels for message in parcel.messages}
+        held = {id(message): claimed.token for claimed in claimed for message in claimed.messages}
         try:
             why = self._why_not(queue.name)
             if why is not None:
@@ -355,62 +356,61 @@ class ParcelSender:
     ) -> None:
         tried, unsent, why = await self.sorted_failures(destination, results)
         if unsent:
-            self._leave(queue, _messages(unsent), held, why)
+            messages = [message for result in unsent for message in result.messages]
+            self._leave(queue, messages, held, why)
         for result in tried:
             self._settlement.failed(_claims(result.messages, held), failure_text(result.error))
 
     async def sorted_failures(
         self, destination: Destination, results: list[Sent]
-    ) -> tuple[list[Sent], list[Sent], str | TopicTrouble]:
+    ) -> tuple[list[Sent], list[Sent], str | TopicUnusable]:
         """Separate what the broker may have seen, which is a try, from what it has not, and why.
 
         `results` are one or more failures of one send. The producer is discarded if it is broken.
         """
         error = results[0].error
-        if not isinstance(error, TopicTrouble):
+        if not isinstance(error, TopicUnusable):
             await self._sender.renew(results[0].producer)
             if not await self._sender.is_broker_there(self._probe_seconds + 2.0):
-                self._away(error)
+                if not self.is_broker_away:
+                    self.is_broker_away = True
+                    self.times_away += 1
+                    why = failure_text(error)
+                    _log.warning("the broker is away, nothing is sent meanwhile: %s", why)
                 return [], results, "the broker is away"
             error = await self._sender.look_at(destination.topic) or error
-        if isinstance(error, TopicTrouble):
+        if isinstance(error, TopicUnusable):
             return [], results, error
         _log.warning("a send to %s failed: %s", printable(destination.name), failure_text(error))
         tried = [each for each in results if each.was_tried]
         unsent = [each for each in results if not each.was_tried]
-        why: str | TopicTrouble = failure_text(error)
         if unsent:  # they have no known partition; that may last, so the topic is paused
-            why = self._sender.troubles.found(destination.topic, failure_text(unsent[0].error))
-        return tried, unsent, why
+            reason = failure_text(unsent[0].error)
+            return tried, unsent, self._sender.topic_errors.found(destination.topic, reason)
+        return tried, unsent, failure_text(error)
 
     def _leave(
         self,
         queue: _DestinationQueue,
         messages: list[Message],
         held: dict[int, UUID],
-        why: str | TopicTrouble,
+        why: str | TopicUnusable,
     ) -> None:
         """Release messages that were not sent, or queue them again."""
         by_token: dict[UUID, list[Message]] = {}
         for message in messages:
             by_token.setdefault(held.pop(id(message)), []).append(message)
-        if isinstance(why, TopicTrouble):
-            queue.trouble = why.topic
+        if isinstance(why, TopicUnusable):
+            queue.unusable = why.topic
         for token, group in by_token.items():
             if self._keeps:
-                self._put(queue, Parcel(token, group))
+                self._put(queue, ClaimedMessages(token, group))
             else:
-                self._release(Parcel(token, group), why)
+                self._release(ClaimedMessages(token, group), why)
 
-    def _release(self, parcel: Parcel, why: str | TopicTrouble) -> None:
-        is_noted = isinstance(why, TopicTrouble)
-        self._settlement.released(parcel.claims, str(why), is_noted=is_noted)
-
-    def _away(self, error: Exception | None) -> None:
-        if not self.is_broker_away:
-            self.is_broker_away = True
-            self.times_away += 1
-            _log.warning("the broker is away, nothing is sent meanwhile: %s", failure_text(error))
+    def _release(self, claimed: ClaimedMessages, why: str | TopicUnusable) -> None:
+        is_noted = isinstance(why, TopicUnusable)
+        self._settlement.released(claimed.claims, str(why), is_noted=is_noted)
 
     async def watch_broker(self) -> None:
         """Probe a broker that is away until it is back, and retry waiting topics, forever."""
@@ -423,10 +423,6 @@ class ParcelSender:
                 _log.warning("the broker is back")
                 self.on_room()
             self._some.set()
-
-
-def _messages(results: Iterable[Sent]) -> list[Message]:
-    return [message for result in results for message in result.messages]
 
 
 def _claims(messages: list[Message], held: dict[int, UUID]) -> MessageClaims:
