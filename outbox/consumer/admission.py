@@ -1,4 +1,4 @@
-"""Opens attempts: which of the messages at hand are new is decided here, before a handler runs."""
+"""Admission of messages to a handler: new ones are claimed, all others are dealt with."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Admission:
 
     @property
     def look_seconds(self) -> float:
-        """How long until parked messages are looked for; 0 or less if that is due."""
+        """Seconds until parked messages are looked for; 0 or less if that is due."""
         return self._look_at - asyncio.get_running_loop().time()
 
     async def open(self, most: int) -> Attempt | None:
@@ -136,7 +136,10 @@ class Admission:
 
         All others are dealt with, or back in their queues; if cancelled, the new ones are, too.
         """
-        first, copies = _apart(taken)
+        by_id: dict[UUID, Delivery] = {}
+        # Further records of the same message.
+        copies = [each for each in taken if by_id.setdefault(each.message_id, each) is not each]
+        first = list(by_id.values())
         if copies:
             self.outcomes.queues.put_back(copies)
         try:
@@ -334,14 +337,3 @@ class Admission:
         outcomes.stats.waits += len(deliveries)
         put_back = partial(outcomes.queues.put_back, deliveries)
         outcomes.pace.leave_alone(put_back, outcomes.config.busy_seconds)
-
-
-def _apart(taken: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
-    """Separate the first record of each message from further records of the same message."""
-    first: dict[UUID, Delivery] = {}
-    copies = [
-        delivery
-        for delivery in taken
-        if first.setdefault(delivery.message_id, delivery) is not delivery
-    ]
-    return list(first.values()), copies

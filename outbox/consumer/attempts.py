@@ -1,8 +1,8 @@
-"""Attempts: messages in a handler's hands, with the transaction that their effect joins.
+"""Attempts: messages that a handler works on, with the transaction that their effect joins.
 
-An attempt ends with `succeed` or `fail`, and both leave nothing undone: the messages are applied,
-parked, dead letters, or back where they were taken from. `Outcomes` stores what they came to,
-confirms them, and finishes them: once that is durable, never before.
+An attempt ends with `succeed` or `fail`. After either, each message is applied, parked, a dead
+letter, or back where it was taken from. `Outcomes` stores which, then confirms and finishes the
+messages: once that is durable, never before.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from outbox.consumer.confirm_loop import ConfirmSender
     from outbox.consumer.delivery import Delivery, Pace
     from outbox.consumer.filters import Filter
-    from outbox.consumer.in_hand import ConsumeProgress, KeyQueues
+    from outbox.consumer.in_flight import ConsumeProgress, KeyQueues
     from outbox.consumer.inbox import ConsumerConnections, Inbox, WaitingMessage
 
 
@@ -52,9 +52,9 @@ connection, is tried again, which uses up no try. After these in a row it has fa
 have had a second, and a lock that is held for longer, or a handler that always loses its
 connection, would keep a worker busy forever."""
 
-HEARD_SECONDS: Final = 60.0
-"""How often a consumer is heard of while a handler works: several times in the five minutes after
-which it counts as silent."""
+HEARTBEAT_SECONDS: Final = 60.0
+"""Pause between two signs of life while a handler works: several in the five minutes after which a
+consumer counts as silent."""
 
 _INTERRUPTED_MAX: Final = 10_000
 """Parked messages whose interruptions are remembered: more than are worked on at once. The others
@@ -67,7 +67,7 @@ SET LOCAL search_path TO DEFAULT;
 SET LOCAL statement_timeout TO DEFAULT;
 SET LOCAL lock_timeout TO DEFAULT
 """
-"""What is checked only at the commit is checked here, where it can be undone. Our own statements
+"""Checks here what is checked only at the commit, where it cannot be undone. Our own statements
 follow: what the handler has set for its transaction must not apply to them."""
 
 
@@ -76,21 +76,19 @@ class Refused(Exception):
 
 
 class _Failure(NamedTuple):
-    """What follows from a failure of a handler."""
-
     failures: int
     error: str
     due_ns: int | None
-    """When it is retried; None if it becomes a dead letter."""
+    """The time of the retry; None if the message becomes a dead letter."""
     reason: str
     """Why it becomes a dead letter."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Outcomes:
-    """What the deliveries of one consumer come to, and what attempts on them share.
+    """Outcomes of the deliveries of one consumer: stored, counted, confirmed, finished.
 
-    The methods that store something raise the errors of a database that is away; then nothing is
+    Methods that store something raise the errors of a database that is away; then nothing is
     counted, confirmed or finished.
     """
 
@@ -116,13 +114,13 @@ class Outcomes:
         self._parked_ones.log()
         self._dead_ones.log()
 
-    # -- in hand ---------------------------------------------------------------------------------
+    # -- being worked on -------------------------------------------------------------------------
 
     @contextmanager
-    def in_hand(self, deliveries: Sequence[Delivery]) -> Iterator[None]:
-        """Have their senders hear every `HEARD_SECONDS` that messages are being worked on.
+    def heartbeats(self, deliveries: Sequence[Delivery]) -> Iterator[None]:
+        """Report to senders every `HEARTBEAT_SECONDS` that their messages are being worked on.
 
-        They hear of a retry that falls due now: so nothing is resent meanwhile, and the progress
+        The report is a retry that falls due now: nothing is resent meanwhile, and the progress
         travels with it. One message of each topic is enough, also of those that wait in memory.
         """
         call_later = asyncio.get_running_loop().call_later
@@ -130,12 +128,12 @@ class Outcomes:
 
         def report() -> None:
             nonlocal timer
-            timer = call_later(HEARD_SECONDS, report)
+            timer = call_later(HEARTBEAT_SECONDS, report)
             held = *self.queues.ready, *reversed(deliveries)
             for delivery in {each.topic: each for each in held}.values():
                 self._report(delivery, RETRYING, self.clock.wall_ns())
 
-        timer = call_later(HEARD_SECONDS, report)
+        timer = call_later(HEARTBEAT_SECONDS, report)
         try:
             yield
         finally:
@@ -194,18 +192,13 @@ class Outcomes:
         )
         self._parked(delivery, until.get(delivery.message_id, now_ns))
 
-    async def postpone(self, connection: Connection, delivery: Delivery, seconds: float) -> None:
-        """Leave a parked message alone for a while, in the open transaction; no try is counted."""
-        due_ns = self.clock.wall_ns() + round(seconds * 1e9)
-        await self.inbox.postpone(connection, delivery, due_ns)
-
     async def store_failure_again(
         self, connection: Connection, delivery: Delivery, error: BaseException
     ) -> int | None:
         """Store, in an open transaction, that a parked message has failed again.
 
-        Returns until when (ns) it is parked; None if it is a dead letter now. Once that has
-        committed, call `failed_again` with it.
+        Returns the time (ns) until which it is parked; None if it is a dead letter now. Once that
+        has committed, call `failed_again` with it.
         """
         now_ns = self.clock.wall_ns()
         failure = self._after(delivery, error, now_ns)
@@ -221,7 +214,7 @@ class Outcomes:
         return failure.due_ns
 
     def failed_again(self, delivery: Delivery, until_ns: int | None) -> None:
-        """Count a stored failure of a parked message; `until_ns` as `store_failure_again`."""
+        """Count a stored failure of a parked message; `until_ns` is None for a dead letter."""
         self.stats.failures += 1
         if until_ns is None:
             self.stats.dead += 1
@@ -229,7 +222,7 @@ class Outcomes:
             self._parked(delivery, until_ns)
 
     async def report_waiting(self, delivery: Delivery, until_ns: int | None) -> None:
-        """Report, of messages that wait for a parked one, until when that is parked again.
+        """Report to the senders of messages that wait for a parked one until when that is parked.
 
         Raises nothing for a database that is away: what is not reported is resent, and reported
         then.
@@ -254,7 +247,7 @@ class Outcomes:
         self._interruptions[delivery.message_id] = (delivery.failures, delivery.interruptions)
 
     def recall_interruptions(self, delivery: Delivery) -> None:
-        """Count on for a parked message that was taken; not if another process had it fail."""
+        """Restore the count of a parked message that was taken, unless it has failed elsewhere."""
         failures, times = self._interruptions.pop(delivery.message_id, (0, 0))
         delivery.interruptions = times if failures == delivery.failures else 0
 
@@ -295,7 +288,6 @@ class Outcomes:
             self.finish(delivery)
 
     def _log_dead(self, delivery: Delivery, reason: str, error: str) -> None:
-        """Log that a person must look at a message."""
         which = f"such as {delivery.message_id}: {printable(error)}"
         self._dead_ones.add(
             reason, 1, lambda count: f"dead letter, {reason}: {counted(count, 'message')}, {which}"
@@ -352,7 +344,7 @@ class Attempt(ABC):
 
     @abstractmethod
     async def succeed(self) -> None:
-        """Commit, and take note. Raises nothing for a database that is away."""
+        """Commit, and store the outcome. Raises nothing for a database that is away."""
 
     @abstractmethod
     async def _fail(self, error: BaseException) -> None: ...
@@ -375,7 +367,7 @@ class FreshAttempt(Attempt):
     """A transaction of asyncpg, which is untyped."""
 
     async def succeed(self) -> None:
-        """See `Attempt.succeed`. A commit whose answer is lost is settled by the next claim."""
+        """Commit, and confirm. A commit whose answer is lost is settled by the next claim."""
         if self.connection is not None:
             was_lost = self.connection.is_closed()  # so no commit is ever asked for
             try:
@@ -413,7 +405,10 @@ class FreshAttempt(Attempt):
             put_back = partial(self.outcomes.queues.put_back, self.deliveries)
             self.outcomes.pace.leave_alone(put_back, pause)
         elif len(self.deliveries) > 1:
-            self._part()
+            for delivery in self.deliveries:
+                delivery.is_alone = True
+                delivery.interruptions = 0
+            self.outcomes.queues.put_back(self.deliveries)
         else:
             await self._settle(error)
 
@@ -454,12 +449,6 @@ class FreshAttempt(Attempt):
         self.outcomes.pace.interrupted(error)
         self.outcomes.queues.put_back(self.deliveries)
 
-    def _part(self) -> None:
-        for delivery in self.deliveries:
-            delivery.is_alone = True
-            delivery.interruptions = 0
-        self.outcomes.queues.put_back(self.deliveries)
-
     async def _roll_back(self) -> None:
         if self.connection is not None:
             with suppress(*AWAY):
@@ -479,7 +468,7 @@ class ParkedAttempt(Attempt):
     """A savepoint in it: what the handler does is undone, the row stays locked."""
 
     async def succeed(self) -> None:
-        """See `Attempt.succeed`."""
+        """Commit, and confirm. Raises nothing for a database that is away."""
         (delivery,) = self.deliveries
         is_committing = False
         try:
@@ -526,7 +515,8 @@ class ParkedAttempt(Attempt):
                 if pause is None:
                     until_ns = await outcomes.store_failure_again(self.locking, delivery, error)
                 else:
-                    await outcomes.postpone(self.locking, delivery, pause)
+                    due_ns = outcomes.clock.wall_ns() + round(pause * 1e9)
+                    await outcomes.inbox.postpone(self.locking, delivery, due_ns)
             await outcomes.connections.commit(self.locking, self.outer)
         except AWAY as broken:
             if pause is None and self.locking.is_closed():

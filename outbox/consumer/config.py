@@ -1,4 +1,4 @@
-"""The settings of a consumer, and what it counts."""
+"""The settings and counters of a consumer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEY: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class TrustedSenders(NamedTuple):
-    """What a record must show to be believed."""
+    """The proofs by which a record is believed."""
 
     confirm_topics: frozenset[str]
     """It must name one of these, or none. Otherwise a stranger's record could have the consumer
@@ -33,7 +33,7 @@ class TrustedSenders(NamedTuple):
 
 
 class ConsumerConfig(Config, frozen=True, kw_only=True):
-    """How one consumer works. Processes of one name share the partitions and the inbox."""
+    """The settings of one consumer. Processes of one name share the partitions and the inbox."""
 
     name: Name
     """The name under which it confirms: one of the destination's `consumers`. It is also the Kafka
@@ -49,14 +49,14 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     transaction and no inbox row is written; parked messages and dead letters are still stored in
     the database."""
     confirm_topics: Annotated[tuple[Topic, ...], Meta(max_length=1_000)] = ()
-    """Where its messages may ask it to confirm; by default the name of each topic and `.confirms`.
-    A record that names another topic is passed over."""
+    """The topics on which its messages may ask it to confirm; by default the name of each topic and
+    `.confirms`. A record that names another topic is passed over."""
     keys: Annotated[tuple[str, ...], Meta(max_length=1_000)] = ()
     """The keys of its destinations, old and new ones, as `chainctl outbox destination key` prints
     them. A record that was made with none of them is passed over. Without keys everyone who may
     write to its topics is believed."""
     start_at: StartAt = StartAt("beginning")
-    """Where it begins in a topic. It counts **once per consumer and topic**, at the first start:
+    """The start in a topic. It counts **once per consumer and topic**, at the first start:
     where that was is kept in the inbox. If it counted again, a restart, or a partition that moves
     to another process, would skip or repeat. So a partition that is added later, and a topic that
     is made later, begin at their oldest record; and a consumer whose committed offsets have expired
@@ -73,22 +73,22 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
     broker may bring 4 MiB per partition beyond it."""
     retries: RetryLevels = RetryLevels()
     retry_poll_seconds: Seconds = 1.0
-    """How often the database is asked for parked messages whose time has come."""
+    """Pause between two questions to the database for parked messages whose time has come."""
     handler_seconds: Seconds = 300.0
     """Deadline of a handler; one that takes longer has failed. It applies only to the handler
     forms: your own loop keeps its own."""
     busy_seconds: Seconds = 1.0
-    """How long a message that another worker is working on is left alone before the next look."""
+    """Pause before the next look at a message that another worker is working on."""
     commit_seconds: Seconds = 1.0
-    """How often the smallest unfinished offsets are committed. After a crash, what was finished in
-    this time is received again, and found in the inbox."""
+    """Pause between two commits of the smallest unfinished offsets. After a crash, what was
+    finished in this time is received again, and found in the inbox."""
     confirm_linger_seconds: Annotated[float, Meta(ge=0, le=10)] = 0.03
-    """How long the first confirm waits for others, to travel in one record."""
+    """Wait of the first confirm for others, to travel in one record."""
     retention_seconds: Annotated[float, Meta(ge=1, le=366 * 86_400)] = 72 * 3_600.0
     """The least time that ids stay in the inbox. They stay longer while an older message is not
     read yet, or not finished by its sender, and forever if a sender does not report that."""
     upkeep_seconds: Seconds = 600.0
-    """How often new partitions of the inbox are made, and old ones are dropped."""
+    """Pause between two rounds in which partitions of the inbox are made and dropped."""
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
     `synchronous_commit`. A message whose effect is lost this way was confirmed, and never comes
@@ -111,7 +111,7 @@ class ConsumerConfig(Config, frozen=True, kw_only=True):
 
     @property
     def trusted(self) -> TrustedSenders:
-        """What a record must show to be believed."""
+        """The proofs by which a record is believed."""
         topics = self.confirm_topics or [default_confirm_topic(topic) for topic in self.topics]
         return TrustedSenders(frozenset(topics), tuple(map(bytes.fromhex, self.keys)))
 
@@ -142,4 +142,4 @@ class ConsumerStats:
 
 
 METRICS: Final = metrics("orderchain_outbox_consumer", ConsumerStats)
-"""What a consumer counts, with the label `consumer`."""
+"""The counters of a consumer, with the label `consumer`."""

@@ -1,4 +1,4 @@
-"""Sends a consumer's confirms.
+"""Confirms of a consumer: collected, and sent many at once.
 
 They are new messages on the destination's confirm topic, many in one record. A confirm is sent
 after the consumer's own commit, at least once. A lost confirm does no harm: the message is resent,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.in_hand import Partition
+    from outbox.consumer.in_flight import Partition
     from outbox.consumer.record_source import DestinationRecords
 
 
@@ -40,10 +40,10 @@ RECORD_PARTITIONS_MAX: Final = 1_000
 """Partitions whose progress one record reports; the next record reports those after them."""
 
 TOPIC_PAUSE_SECONDS: Final = 5.0
-"""How long a topic that could not be sent to is left alone."""
+"""Pause of a topic that could not be sent to."""
 
 TOGETHER_SECONDS: Final = 1.0
-"""How long the confirms of other topics wait for a slow topic."""
+"""Longest wait of the confirms of other topics for a slow topic."""
 
 WAITING_MAX: Final = 200_000
 """Confirms that may wait for a broker that is away, about 20 MB. Further ones are dropped, and
@@ -182,22 +182,21 @@ class ConfirmSender:
 
     async def _connect(self) -> AIOKafkaProducer:
         async with self._connecting:
-            return self._producer or await self._new_producer()
-
-    async def _new_producer(self) -> AIOKafkaProducer:
-        producer = make_producer(
-            self._kafka,
-            f"confirms-{self._config.name}",
-            request_timeout_ms=int(self._config.request_seconds * 1000),
-        )
-        try:
-            async with connecting(self._kafka, self._config.connect_seconds):
-                await start_client(producer)
-        except BaseException:
-            await leave_client(producer, self._config.close_seconds)
-            raise
-        self._producer = producer
-        return producer
+            if self._producer is not None:
+                return self._producer
+            producer = make_producer(
+                self._kafka,
+                f"confirms-{self._config.name}",
+                request_timeout_ms=int(self._config.request_seconds * 1000),
+            )
+            try:
+                async with connecting(self._kafka, self._config.connect_seconds):
+                    await start_client(producer)
+            except BaseException:
+                await leave_client(producer, self._config.close_seconds)
+                raise
+            self._producer = producer
+            return producer
 
 
 @dataclass(eq=False)

@@ -37,7 +37,7 @@ from outbox.consumer.config import METRICS, ConsumerStats
 from outbox.consumer.confirm_loop import ConfirmLoop, ConfirmSender
 from outbox.consumer.delivery import Pace
 from outbox.consumer.filters import Filter, MemoryFilter
-from outbox.consumer.in_hand import KeyQueues
+from outbox.consumer.in_flight import KeyQueues
 from outbox.consumer.inbox import AWAY, ConsumerConnections, Inbox
 from outbox.consumer.record_source import DestinationRecords, RecordIntake
 from outbox.parts import Parts
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from outbox.consumer.attempts import Attempt
     from outbox.consumer.config import ConsumerConfig
     from outbox.consumer.delivery import Delivery
-    from outbox.consumer.in_hand import Partition
 
     Handler = Callable[[Delivery, Any], Awaitable[None]]
     """Gets the connection whose transaction the effect joins; None in an idempotent consumer."""
@@ -128,7 +127,9 @@ class Consumer(ClosedAtExit):
         self._counters = ConsumerStats()
         self._pace = Pace(self._counters)
         self._queues: KeyQueues[Delivery] = KeyQueues(self._pace.wake)
-        self._source = DestinationRecords(config, self._drop)
+        self._source = DestinationRecords(
+            config, lambda gone: self._queues.drop(lambda delivery: delivery.place in gone)
+        )
         self._confirms = ConfirmSender(config)
         self._admission: Admission | None = None
         self._parts = Parts("consumer", self._pace.wake)
@@ -142,11 +143,20 @@ class Consumer(ClosedAtExit):
     async def start(self) -> None:
         """Connect, and join the group.
 
-        Raises ConnectError, SchemaError, DurabilityError, RetryError.
+        Raises:
+            ConnectError: a server refuses the login, or its certificate does not hold.
+            SchemaError: the database has no inbox, or one of another version.
+            DurabilityError: the database may lose what it has committed.
+            RetryError: the database or the broker is away.
         """
         try:
             inbox = await self._open_inbox()
-            self._admission = self._admission_to(inbox)
+            outcomes = Outcomes(
+                config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
+                progress=self._source.progress, confirms=self._confirms, fast_filter=self._filter,
+                queues=self._queues, pace=self._pace, stats=self._counters,
+            )  # fmt: skip
+            self._admission = Admission(outcomes=outcomes)
             self._confirm_loop = ConfirmLoop(self._config, self._confirms, self._source)
             receiving = RecordIntake(
                 config=self._config, source=self._source, queues=self._queues, pace=self._pace,
@@ -171,7 +181,10 @@ class Consumer(ClosedAtExit):
         self._parts = Parts("consumer", self._pace.wake)
         self._parts.begin("receiving", receiving.run())
         self._parts.begin("retention", retention.run())
-        self._parts.begin("topics", self._look_at_topics())
+        durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
+        confirms = self._confirms
+        looking = durability.keep_looking(lambda: confirms.topics, confirms.is_topic_new)
+        self._parts.begin("topics", looking)
         self._confirming = self._parts.begin("confirms", self._confirm_loop.run())
 
     def stats(self) -> ConsumerStats:
@@ -199,8 +212,9 @@ class Consumer(ClosedAtExit):
     def stop(self) -> None:
         """Begin nothing more: `run` returns when its handlers are done.
 
-        Raises SettingError, as every other call, in another event loop or thread than the one that
-        started it: `loop.call_soon_threadsafe(consumer.stop)`.
+        Raises:
+            SettingError: as every other call, in another event loop or thread than the one that
+                started it: `loop.call_soon_threadsafe(consumer.stop)`.
         """
         self._parts.home.check()
         self._pace.stop()
@@ -208,7 +222,10 @@ class Consumer(ClosedAtExit):
     async def close(self) -> None:
         """Stop, confirm and commit what is finished, and close; also when cancelled.
 
-        What was begun and is not finished comes again at the next start. Raises as `stop`.
+        What was begun and is not finished comes again at the next start.
+
+        Raises:
+            SettingError: in another event loop or thread than the one that started it.
         """
         self.stop()
         await uninterrupted(self._close())
@@ -231,8 +248,10 @@ class Consumer(ClosedAtExit):
         """Give each message to `handler` until `stop`, `at_once` of them at a time.
 
         If the handler returns, the message is applied. If it raises, the message is parked for a
-        retry, or, with `Refused`, becomes a dead letter at once. Raises NotAsync for a handler that
-        is no async function.
+        retry, or, with `Refused`, becomes a dead letter at once.
+
+        Raises:
+            NotAsync: the handler is no async function.
         """
         check_handler(handler)
 
@@ -245,7 +264,10 @@ class Consumer(ClosedAtExit):
         """Give messages to `handler` many at a time, in one transaction, until `stop`.
 
         If it raises, none of them is applied; they are given to it again one by one, so that only a
-        message that fails alone is parked. Raises NotAsync as `run`.
+        message that fails alone is parked.
+
+        Raises:
+            NotAsync: the handler is no async function.
         """
         check_handler(handler)
 
@@ -272,32 +294,32 @@ class Consumer(ClosedAtExit):
     async def _work(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
         # A group of tasks takes one that was cancelled for one that has ended, as at a stop.
         with of_others("a worker of the consumer"):
-            await self._work_off(most, call)
-
-    async def _work_off(self, most: int, call: Callable[[Attempt], Awaitable[None]]) -> None:
-        while (attempt := await self._next(most)) is not None:
-            try:
-                async with asyncio.timeout(self._config.handler_seconds):
-                    # Each of several messages may belong to a trace of its own.
-                    with (
-                        following(attempt.deliveries[0].headers if most == 1 else {}),
-                        attempt.outcomes.in_hand(attempt.deliveries),
-                    ):
-                        await call(attempt)
-            except BaseException as error:
-                # A mistake in the program is no message's fault: it costs none of them a try.
-                is_mistake = isinstance(error, NotAsync)
-                await attempt.fail(asyncio.CancelledError() if is_mistake else error)
-                if is_mistake or not isinstance(error, Exception):
-                    raise
-            else:
-                await attempt.succeed()
+            while (attempt := await self._next(most)) is not None:
+                try:
+                    async with asyncio.timeout(self._config.handler_seconds):
+                        # Each of several messages may belong to a trace of its own.
+                        with (
+                            following(attempt.deliveries[0].headers if most == 1 else {}),
+                            attempt.outcomes.heartbeats(attempt.deliveries),
+                        ):
+                            await call(attempt)
+                except BaseException as error:
+                    # A mistake in the program is no message's fault: it costs none of them a try.
+                    is_mistake = isinstance(error, NotAsync)
+                    await attempt.fail(asyncio.CancelledError() if is_mistake else error)
+                    if is_mistake or not isinstance(error, Exception):
+                        raise
+                else:
+                    await attempt.succeed()
 
     async def _next(self, most: int) -> Attempt | None:
         """Return the next attempt, once there is one; None at the end."""
-        admission, pace = self._running(), self._pace
+        admission, pace = self._admission, self._pace
+        if admission is None:
+            raise SettingError("consumer", "not started", "start() first")
         while not pace.is_stopping:
-            self._raise_failure()
+            if (failure := self._parts.failure) is not None:
+                raise failure.__cause__ or failure
             if (pause := pace.pause_seconds) > 0:
                 await pace.wait(pause)
                 continue
@@ -308,11 +330,6 @@ class Consumer(ClosedAtExit):
             if not (self._queues.has_ready or pace.is_stopping or self._parts.failure):
                 await pace.wait(admission.look_seconds)
         return None
-
-    # -- partitions that go ----------------------------------------------------------------------
-
-    def _drop(self, gone: frozenset[Partition]) -> None:
-        self._queues.drop(lambda delivery: delivery.place in gone)
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -347,19 +364,6 @@ class Consumer(ClosedAtExit):
             raise self._connections.refusal(error) from error
         self._source.begin_at(starts, new)
 
-    def _admission_to(self, inbox: Inbox) -> Admission:
-        outcomes = Outcomes(
-            config=self._config, inbox=inbox, connections=self._connections, clock=self._clock,
-            progress=self._source.progress, confirms=self._confirms, fast_filter=self._filter,
-            queues=self._queues, pace=self._pace, stats=self._counters,
-        )  # fmt: skip
-        return Admission(outcomes=outcomes)
-
-    async def _look_at_topics(self) -> None:
-        durability = TopicDurability(self._config.kafka, "confirm-topics", _LOSS)
-        confirms = self._confirms
-        await durability.keep_looking(lambda: confirms.topics, confirms.is_topic_new)
-
     async def _end_confirms(self) -> None:
         if self._confirm_loop is None or self._confirming is None:
             return
@@ -368,13 +372,3 @@ class Consumer(ClosedAtExit):
         await self._parts.end()
         await self._confirm_loop.confirm()
         await self._confirm_loop.commit()
-
-    def _raise_failure(self) -> None:
-        """Raise the error of a part that must live, if one has ended."""
-        if (failure := self._parts.failure) is not None:
-            raise failure.__cause__ or failure
-
-    def _running(self) -> Admission:
-        if self._admission is None:
-            raise SettingError("consumer", "not started", "start() first")
-        return self._admission

@@ -1,4 +1,4 @@
-"""Decides what becomes of a received message: work, a retry, or something else. Does no I/O.
+"""Decisions on a received message: work, a retry, or something else. No I/O.
 
 A fast filter is asked first, then the database. The filter is believed in one case only: when it
 says that the message was applied. In all other cases the database decides. So a filter that has
@@ -18,7 +18,7 @@ from outbox.destination import Seconds
 
 
 class Seen(Enum):
-    """What a fast filter says of a message id."""
+    """The answer of a fast filter about a message id."""
 
     NEW = "new"
     """The filter did not know the id; it does now, as being worked on."""
@@ -29,7 +29,7 @@ class Seen(Enum):
 
 
 class InboxDecision(Enum):
-    """What to do with a message."""
+    """The decision on a message."""
 
     WORK = "work"
     """It is new: its id is in our transaction, which the effect joins."""
@@ -49,7 +49,7 @@ class InboxDecision(Enum):
 
 @dataclass(frozen=True)
 class StoredDelivery:
-    """What the database knows of a message that could not be claimed."""
+    """The database's knowledge of a message that could not be claimed."""
 
     is_applied: bool = False
     is_parked: bool = False
@@ -110,8 +110,8 @@ class RetryLevels(Config, frozen=True, kw_only=True):
     """The pause after the first failure, the second, ...; the last one holds for all that follow.
     Each is counted from the failure before it."""
     tries_max: Annotated[int, Meta(ge=0, le=10_000)] = TRIES_MAX
-    """How often a message is retried after it has failed for the first time. 0: never, the first
-    failure makes it a dead letter."""
+    """Retries of a message after it has failed for the first time. 0: none, the first failure makes
+    it a dead letter."""
 
 
 @dataclass(frozen=True)

@@ -48,21 +48,21 @@ class Delivery(Struct, eq=False):
     offset: int
     received_at: datetime
     confirm_topic: str | None = None
-    """Where to confirm; None if no confirm is asked for."""
+    """The topic to confirm on; None if no confirm is asked for."""
     confirm_token: bytes | None = None
     """Proves a confirm; without it none is sent."""
     oldest_unfinished: UUID | None = None
     """Its sender had nothing left to send below it. None: the record does not say."""
     failures: int = 0
-    """How often its handler has failed so far."""
+    """Failures of its handler so far."""
     is_alone: bool = False
-    """Whether it is tried alone: a message of its batch has failed."""
+    """True if it is tried alone: a message of its batch has failed."""
     looked_before: bool = False
-    """Whether another worker held it, or one of its key, and was given time."""
+    """True if another worker held it, or one of its key, and was given time."""
     interruptions: int = 0
-    """How often in a row its handler was interrupted by others."""
+    """Interruptions of its handler by others, in a row."""
     queue_key: bytes = b""
-    """What it is worked on in turn with: its key, or itself if it has none."""
+    """The queue that it is worked on in turn with: its key, or itself if it has none."""
 
     def __post_init__(self) -> None:
         """Name the queue: keys begin with a letter, so none is taken for an id of 16 bytes."""
@@ -116,7 +116,7 @@ def read_delivery(
 
 
 class Pace:
-    """When the workers of one consumer go on."""
+    """Pauses and the stop of the workers of one consumer."""
 
     def __init__(self, stats: ConsumerStats) -> None:
         self.is_stopping = False
@@ -128,7 +128,7 @@ class Pace:
 
     @property
     def pause_seconds(self) -> float:
-        """How long nothing may be begun; 0 or less if work may go on."""
+        """Seconds in which nothing may be begun; 0 or less if work may go on."""
         return self._paused_until - asyncio.get_running_loop().time()
 
     def wake(self) -> None:

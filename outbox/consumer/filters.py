@@ -67,7 +67,7 @@ class MemoryFilter(Filter):
         return len(self._young) + len(self._old)
 
     async def see(self, message_ids: Sequence[UUID]) -> list[Seen]:
-        """See `Filter.see`."""
+        """Return what is known of each id; new ones count as being worked on from now on."""
         found = [
             self._young.get(message_id) or self._old.get(message_id, Seen.NEW)
             for message_id in message_ids
@@ -80,11 +80,11 @@ class MemoryFilter(Filter):
         return found
 
     async def done(self, message_ids: Sequence[UUID]) -> None:
-        """See `Filter.done`."""
+        """Remember ids as applied: their transaction has committed."""
         self._remember(message_ids, Seen.DONE)
 
     async def clear(self, message_ids: Sequence[UUID]) -> None:
-        """See `Filter.clear`."""
+        """Forget ids that are not being worked on any more, and were not applied."""
         for message_id in message_ids:
             for generation in (self._young, self._old):
                 if generation.get(message_id) is Seen.WORKING:
@@ -105,15 +105,15 @@ class RedisFilterConfig(Config, frozen=True, kw_only=True):
     or one with replicas: a script touches many keys at once, which a cluster refuses."""
     consumer: Annotated[str, Meta(min_length=1)]
     working_seconds: Annotated[int, Meta(ge=1, le=86_400)] = 60
-    """How long an id counts as being worked on. A killed worker leaves it so."""
+    """Seconds that an id counts as being worked on. A killed worker leaves it so."""
     done_seconds: Annotated[int, Meta(ge=1, le=30 * 86_400)] = 3_600
-    """How long an id is known as applied: repeats mostly come within minutes. It takes 100 bytes
-    per id."""
+    """Seconds that an id is known as applied: repeats mostly come within minutes. It takes 100
+    bytes per id."""
     answer_seconds: Seconds = 0.5
     """Deadline of one question. A slow filter does not help: after the deadline the database is
     asked."""
     away_seconds: Seconds = 5.0
-    """How long a Redis that failed is left alone."""
+    """Pause of a Redis that failed."""
 
     def __repr__(self) -> str:
         return f"RedisFilterConfig({mask_dsn(self.url)}, {self.consumer!r})"
@@ -147,26 +147,26 @@ class RedisFilter(Filter):
 
     @property
     def is_away(self) -> bool:
-        """Whether Redis has failed just now, and is left alone."""
+        """True if Redis has failed just now, and is left alone."""
         return self._clock.monotonic_ns() < self._away_until_ns
 
     async def see(self, message_ids: Sequence[UUID]) -> list[Seen]:
-        """See `Filter.see`."""
+        """Return what is known of each id; new ones count as being worked on from now on."""
         answer = await self._ask(self._see, message_ids, [self._config.working_seconds])
         if answer is None or len(answer) != len(message_ids):
             return [Seen.NEW] * len(message_ids)
         return [_SEEN.get(word, Seen.NEW) for word in answer]
 
     async def done(self, message_ids: Sequence[UUID]) -> None:
-        """See `Filter.done`."""
+        """Remember ids as applied: their transaction has committed."""
         await self._ask(self._done, message_ids, [self._config.done_seconds])
 
     async def clear(self, message_ids: Sequence[UUID]) -> None:
-        """See `Filter.clear`."""
+        """Forget ids that are not being worked on any more, and were not applied."""
         await self._ask(self._clear, message_ids, [])
 
     async def close(self) -> None:
-        """See `Filter.close`."""
+        """Release connections. Never raises."""
         with suppress(*self._errors):
             await self._redis.aclose()
 

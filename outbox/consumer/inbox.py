@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.postgres import Connection, Record
     from outbox.consumer.config import ConsumerConfig
-    from outbox.consumer.in_hand import Partition
+    from outbox.consumer.in_flight import Partition
 
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ TOO_OLD: Final = "older than the inbox"
 IN_TURN: Final = "waits for an earlier message of its key"
 
 _ERROR_CHARS_MAX: Final = 2_000
-"""How much of an error's text is kept: a person reads it in a list."""
+"""Characters of an error's text that are kept: a person reads it in a list."""
 
 WAITING_READ_MAX: Final = 5_000
 """Messages of one call of `Inbox.waiting`: reporting so many takes some 50 ms, in which nothing
@@ -276,7 +276,21 @@ class Inbox:
         for times in ((0, now_ns), (strange_ns, DUE_NS_MAX)):
             rows = await self._fetch(connection, "take_due", *map(time_of, times))
             if rows:
-                return _delivery_of(rows[0])
+                row = rows[0]
+                return Delivery(
+                    message_id=row["message_id"],
+                    destination=row["destination"],
+                    payload=row["payload"],
+                    key_bytes=row["key"],
+                    headers=_headers.decode(row["headers"]),
+                    topic=row["topic"],
+                    partition=row["topic_partition"],
+                    offset=row["record_offset"],
+                    received_at=row["received_at"],
+                    confirm_topic=row["confirm_topic"],
+                    confirm_token=row["confirm_token"],
+                    failures=row["failures"],
+                )
         return None
 
     async def record(self, connection: Connection, delivery: Delivery) -> bool:
@@ -392,7 +406,11 @@ class Inbox:
 async def keep_moved(config: ConsumerConfig, starts: Mapping[str, Sequence[int]]) -> None:
     """Keep, by topic, the offsets to which the partitions of a stopped consumer were moved.
 
-    Raises ConnectError, SchemaError, DurabilityError, RetryError.
+    Raises:
+        ConnectError: the database refuses the login, or its certificate does not hold.
+        SchemaError: the database has no inbox, or one of another version.
+        DurabilityError: the database may lose what it has committed.
+        RetryError: the database is away.
     """
     connections = ConsumerConnections(config)
     try:
@@ -406,7 +424,7 @@ async def keep_moved(config: ConsumerConfig, starts: Mapping[str, Sequence[int]]
 
 
 class InboxLog:
-    """Which messages a consumer has applied, from the sender's side if it can reach this database.
+    """The messages that a consumer has applied, for a sender that can reach its database.
 
     Give it to a relay (`consumer_logs`): a message that is due and found here counts as confirmed,
     and is not resent. So only the primary answers: what a standby has, the next primary may lack.
@@ -416,7 +434,11 @@ class InboxLog:
     def __init__(
         self, database: str | DatabaseConfig, consumer: str, *, seconds: float = 10.0
     ) -> None:
-        """`database`: the consumer's. `seconds`: deadline of each call. Raises SettingError."""
+        """`database`: the consumer's. `seconds`: deadline of each call.
+
+        Raises:
+            SettingError: the database's settings are not valid.
+        """
         self._consumer = consumer
         self._session = Session(
             SessionConfig(
@@ -432,10 +454,14 @@ class InboxLog:
         )
 
     async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
-        """Return those that the consumer has applied. Raises ConnectError, RetryError.
+        """Return those that the consumer has applied.
 
         That outlives a failover when this returns: the process that wrote it may have been cut off
         while it waited for the standby.
+
+        Raises:
+            ConnectError: the database refuses the login, or its certificate does not hold.
+            RetryError: the database is away.
         """
         rows = await self._session.fetch(_SQL["applied"], self._consumer, list(message_ids))
         read_on = self._session.last
@@ -464,20 +490,3 @@ def _parted(partitions: Iterable[Partition]) -> tuple[list[str], list[int]]:
 def _row_of(delivery: Delivery) -> tuple[object, ...]:
     """Return what is stored of a message; headers and key as bytes, whatever they hold."""
     return (*_STORED(delivery), msgspec.msgpack.encode(delivery.headers), delivery.payload)
-
-
-def _delivery_of(row: Record) -> Delivery:
-    return Delivery(
-        message_id=row["message_id"],
-        destination=row["destination"],
-        payload=row["payload"],
-        key_bytes=row["key"],
-        headers=_headers.decode(row["headers"]),
-        topic=row["topic"],
-        partition=row["topic_partition"],
-        offset=row["record_offset"],
-        received_at=row["received_at"],
-        confirm_topic=row["confirm_topic"],
-        confirm_token=row["confirm_token"],
-        failures=row["failures"],
-    )

@@ -29,10 +29,10 @@ from chain_kernel.errors import OrderchainError, RetryError, SettingError, Topic
 from chain_kernel.start_at import StartAt
 from chain_kernel.text import SummedLog, counted, printable, reason_of
 from outbox.consumer.delivery import read_delivery
-from outbox.consumer.floors import PartitionFloors
-from outbox.consumer.in_hand import (
+from outbox.consumer.in_flight import (
     ConsumeProgress,
     PartitionEnds,
+    PartitionFloors,
     begin_offset,
     chosen_offset,
     is_held,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from chain_kernel.clock import Clock
     from outbox.consumer.config import ConsumerConfig, ConsumerStats
     from outbox.consumer.delivery import Delivery, Pace
-    from outbox.consumer.in_hand import KeyQueues, Partition
+    from outbox.consumer.in_flight import KeyQueues, Partition
 
 
 _log = logging.getLogger(__name__)
@@ -69,15 +69,16 @@ FETCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes of one partition at once: what waits in memory in addition to the records that are held."""
 
 METADATA_SECONDS: Final = 5.0
-"""How soon a topic that is made after the start, or a new partition, is found. aiokafka would look
-every five minutes, and a consumer that was started before its topic would do nothing until then."""
+"""Longest time until a topic that is made after the start, or a new partition, is found. aiokafka
+would look every five minutes, and a consumer that was started before its topic would do nothing
+until then."""
 
 POLL_INTERVAL_MS: Final = 86_400_000
 """A consumer whose database is away fetches nothing for as long as that lasts. It must keep its
 partitions: giving them up would not help, since the others wait for the same database."""
 
 FETCH_SECONDS: Final = 0.2
-"""How long one look at the broker lasts: new partitions are noticed between two of them."""
+"""Longest wait of one fetch: new partitions are noticed between two of them."""
 
 RECORDS_MAX: Final = 5_000
 """Records of one look. Decoding them takes about 50 ms, in which nothing else runs."""
@@ -87,10 +88,10 @@ BROKER_PAUSE_SECONDS: Final = (0.1, 1.0)
 
 
 class DestinationRecords:
-    """Where records come from, and how far they are processed.
+    """The records of a consumer's topics, and the progress in each partition.
 
     The group says which partitions are ours; we decide where to begin in them (see
-    `outbox.consumer.in_hand`), and we commit the smallest unfinished offsets.
+    `begin_offset`), and we commit the smallest unfinished offsets.
     """
 
     def __init__(
@@ -243,7 +244,11 @@ class DestinationRecords:
     ) -> dict[TopicPartition, int]:
         ends = await _ends(consumer, partitions)
         committed = await _committed(consumer, partitions)
-        begins = {at: begin_offset(self._first_start(at), committed[at], ends[at]) for at in ends}
+        begins: dict[TopicPartition, int] = {}
+        for at in ends:
+            starts = self._starts.get(at.topic, ())
+            start = starts[at.partition] if at.partition < len(starts) else None
+            begins[at] = begin_offset(start, committed[at], ends[at])
         for at, offset in committed.items():
             if offset is not None and not is_held(offset, ends[at]):
                 _log.error(
@@ -262,10 +267,6 @@ class DestinationRecords:
             # From here on an offset that is missing has expired.
             await self._commit(consumer, chosen)
         return begins
-
-    def _first_start(self, at: TopicPartition) -> int | None:
-        starts = self._starts.get(at.topic, ())
-        return starts[at.partition] if at.partition < len(starts) else None
 
     async def let_go(self, partitions: Iterable[TopicPartition]) -> None:
         """Commit what is finished, and forget partitions: work on them goes on.
@@ -414,8 +415,12 @@ async def move_start(config: ConsumerConfig, start_at: StartAt) -> dict[Partitio
     """Move a consumer that is not running to `start_at` in every partition; return the new offsets.
 
     Going back repeats messages, which the inbox keeps from taking effect again; going forward skips
-    those between, which is your responsibility. Raises SettingError if a process of this consumer
-    is running, ConnectError, RetryError. If it raises, call it again: it may be half done.
+    those between, which is your responsibility. If it raises, call it again: it may be half done.
+
+    Raises:
+        SettingError: a process of this consumer is running, or a topic does not exist.
+        ConnectError: a server refuses the login, or its certificate does not hold.
+        RetryError: the broker or the database is away.
     """
     start_at.require_topic()
     async with _acting(config) as consumer:

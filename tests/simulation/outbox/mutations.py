@@ -12,7 +12,7 @@ from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
 from outbox import Relay
 from outbox.consumer.admission import Admission
 from outbox.consumer.attempts import FreshAttempt, Outcomes
-from outbox.consumer.in_hand import KeyQueues, PartitionProgress
+from outbox.consumer.in_flight import KeyQueues, PartitionProgress
 from outbox.consumer.inbox import Inbox
 from outbox.message import smallest_id
 from outbox.sender.message_sender import MessageSender

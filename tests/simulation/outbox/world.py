@@ -554,7 +554,7 @@ def small_bounds() -> Iterator[None]:
     bounds = {
         "outbox.sender.store.RETRY_SLACK_SECONDS": 4.0,
         "outbox.sender.store.OPEN_SECONDS_MAX": 10.0,
-        "outbox.consumer.attempts.HEARD_SECONDS": 2.0,
+        "outbox.consumer.attempts.HEARTBEAT_SECONDS": 2.0,
         "outbox.consumer.confirm_loop.RECORD_CONFIRMS_MAX": 2,
         "outbox.consumer.inbox.WAITING_READ_MAX": 2,
         "outbox.callback.checked_sender.CHECKS_MAX": 2,

@@ -50,7 +50,7 @@ async def test_nothing_is_confirmed_as_applied_before_the_commit(rig: Rig) -> No
 async def test_consumer_is_heard_of_with_its_progress_while_a_handler_works(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox.consumer.attempts.HEARD_SECONDS", 0.05)
+    monkeypatch.setattr("outbox.consumer.attempts.HEARTBEAT_SECONDS", 0.05)
     done, long = rig.message("done"), rig.message("long")
     await rig.send(done, long)
     is_heard = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What a consumer has in hand of its partitions, and where it begins in them (mode 12). No I/O.
+"""Messages in flight in a consumer, and the offsets at which it begins and commits. No I/O.
 
 A consumer that works on several messages at once finishes them out of order. It commits the offset
 below which everything is finished, so a crash repeats some messages and never skips one.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from uuid import UUID
 
     from chain_kernel.start_at import StartAt
 
@@ -42,7 +43,7 @@ class PartitionProgress:
 
     @property
     def unfinished(self) -> int:
-        """How many received offsets are not finished."""
+        """The number of received offsets that are not finished."""
         return len(self._unfinished)
 
     def receive(self, offset: int) -> bool:
@@ -112,7 +113,7 @@ class ConsumeProgress:
 
 @dataclass(frozen=True)
 class PartitionEnds:
-    """What the broker says of one partition."""
+    """The offsets of one partition at the broker."""
 
     first: int
     """The oldest offset that it holds."""
@@ -168,7 +169,7 @@ class _KeyQueue(Generic[Item]):
 
 
 class KeyQueues(Generic[Item]):
-    """What waits to be worked on: an item is ready, or taken, or waits for one of its queue."""
+    """Queues of items: each is ready, or taken, or waits for one of its queue."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         """`changed` is called when `take` may return more than before, or there is more room."""
@@ -181,17 +182,17 @@ class KeyQueues(Generic[Item]):
 
     @property
     def held(self) -> int:
-        """How many items are in here, taken ones included."""
+        """The number of items, taken ones included."""
         return len(self._ready) + self._waiting + self._taken
 
     @property
     def has_ready(self) -> bool:
-        """Whether `take` may return something. It may still find that all must wait."""
+        """True if `take` may return something. It may still find that all must wait."""
         return bool(self._ready)
 
     @property
     def ready(self) -> Iterable[Item]:
-        """What `take` looks at next, in this order."""
+        """The items that `take` looks at next, in this order."""
         return self._ready
 
     def add(self, items: Iterable[Item]) -> None:
@@ -264,3 +265,44 @@ class KeyQueues(Generic[Item]):
             del self._queues[item.queue_key]
             self._waiting -= len(queue.waiting)
             self._ready.extendleft(reversed(queue.waiting))
+
+
+class PartitionFloors:
+    """The floors of the records of one partition: which messages may still come there.
+
+    A floor is an id below which no message will come. Each record carries one of its sender's:
+    what is sent after the record is not below it, nor is the record itself. So it holds for all
+    that follows in the partition, since a topic has one sender: the relays of one outbox database,
+    or fire after commit. None: it is not known, which keeps the inbox from forgetting anything.
+    """
+
+    def __init__(self) -> None:
+        # By round of retention: its last offset, and its lowest floor.
+        self._rounds: list[tuple[int, UUID | None]] = []
+        self.is_quiet = True
+        """True if nothing was heard since the last `take`."""
+
+    def hear(self, offset: int, floor: UUID | None) -> None:
+        """Note the floor of a record."""
+        if not self.is_quiet:
+            floor = _lower(self._rounds.pop()[1], floor)
+        self._rounds.append((offset, floor))
+        self.is_quiet = False
+
+    def take(self, committed: int) -> UUID | None:
+        """Return the floor of all that may still come, and end the round. Something was heard.
+
+        What is not read yet is above the floors of the last round; what is read, from the offset
+        `committed` on, may come again.
+        """
+        last = self._rounds.pop()
+        self._rounds = [each for each in self._rounds if each[0] >= committed] + [last]
+        self.is_quiet = True
+        lowest = last[1]
+        for _, floor in self._rounds:
+            lowest = _lower(lowest, floor)
+        return lowest
+
+
+def _lower(one: UUID | None, other: UUID | None) -> UUID | None:
+    return None if one is None or other is None else min(one, other)

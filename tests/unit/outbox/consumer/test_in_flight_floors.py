@@ -5,7 +5,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.consumer.floors import PartitionFloors
+from outbox.consumer.in_flight import PartitionFloors
 
 ROUNDS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=5)
 

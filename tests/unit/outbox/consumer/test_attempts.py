@@ -6,12 +6,12 @@ from typing import Any, cast
 
 from chain_kernel.clock import SystemClock
 from outbox.acts import CONSUMER_SILENT_SECONDS
-from outbox.consumer.attempts import HEARD_SECONDS, Outcomes
+from outbox.consumer.attempts import HEARTBEAT_SECONDS, Outcomes
 from outbox.consumer.config import ConsumerConfig, ConsumerStats
 from outbox.consumer.confirm_loop import ConfirmSender
 from outbox.consumer.delivery import Delivery, Pace
 from outbox.consumer.filters import MemoryFilter
-from outbox.consumer.in_hand import ConsumeProgress, KeyQueues
+from outbox.consumer.in_flight import ConsumeProgress, KeyQueues
 from outbox.consumer.inbox import ConsumerConnections
 from outbox.message import draw_message_ids
 from tests.virtual import virtual
@@ -45,10 +45,10 @@ async def test_consumer_is_heard_of_several_times_before_it_would_count_as_silen
     made = outcomes()
     made.queues.add([delivery("trades"), delivery("fees"), delivery("fees"), delivery("trades")])
     taken = made.queues.take(1)
-    with made.in_hand(taken):
-        await asyncio.sleep(HEARD_SECONDS - 1)
+    with made.heartbeats(taken):
+        await asyncio.sleep(HEARTBEAT_SECONDS - 1)
         assert made.confirms.count == 0, "most handlers are done by then, and cost nothing"
-        await asyncio.sleep(CONSUMER_SILENT_SECONDS - HEARD_SECONDS)
+        await asyncio.sleep(CONSUMER_SILENT_SECONDS - HEARTBEAT_SECONDS)
         assert made.confirms.count == 2 * 4
     await asyncio.sleep(CONSUMER_SILENT_SECONDS)
     assert made.confirms.count == 2 * 4, "it has ended"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chain_kernel.clock import time_of
 from chain_kernel.start_at import StartAt
-from outbox.consumer.in_hand import (
+from outbox.consumer.in_flight import (
     ConsumeProgress,
     KeyQueues,
     PartitionEnds,
