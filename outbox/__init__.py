@@ -129,7 +129,7 @@ _NAMES = {
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__: list[str]
-"""What can be imported here: made when it is asked for, by `__getattr__`."""
+"""The names of the door: made when it is asked for, by `__getattr__`."""
 
 
 def __dir__() -> list[str]:

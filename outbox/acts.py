@@ -1,4 +1,4 @@
-"""What people see of deliveries and of dead letters, and what they do to them by hand.
+"""Deliveries and dead letters as people see them, and acts on them by hand.
 
 Deliveries are in the sender's database, dead letters in that of their consumer. Each act is stored
 with who, when and why, in its own transaction, or it is not done. The role `outbox_operator` is
@@ -91,7 +91,7 @@ class ListedDelivery(Struct, frozen=True, kw_only=True):
     status: str
     tries: int
     next_send: datetime | None
-    """When the next action falls due; None if none does."""
+    """The time of the next action; None if none falls due."""
     topic: str | None
     partition: int | None
     offset: int | None
@@ -148,7 +148,7 @@ UNFINISHED_METRICS: Final = (
         lambda one: one.oldest_seconds(time.time()),
     ),
 )  # fmt: skip
-"""What is in the database, with the labels `destination` and `status`."""
+"""Gauges of the database, with the labels `destination` and `status`."""
 
 
 class SilentConsumer(Struct, frozen=True):
@@ -157,7 +157,7 @@ class SilentConsumer(Struct, frozen=True):
     destination: str
     consumer: str
     heard_at: datetime | None
-    """When it was last heard of; None: never."""
+    """The time at which it was last heard of; None: never."""
 
     def __str__(self) -> str:
         if self.heard_at is None:
@@ -175,10 +175,10 @@ SILENT_METRIC: Final = Metric[SilentConsumer](
     "1 for a consumer that was not heard of for five minutes, though messages wait for it.",
     lambda _: 1,
 )  # fmt: skip
-"""Who is silent, with the labels `destination` and `consumer`."""
+"""1 for each silent consumer, with the labels `destination` and `consumer`."""
 
 METRICS: Final = (*UNFINISHED_METRICS, SILENT_METRIC)
-"""What a relay reads from the database for its metrics."""
+"""The metrics that a relay reads from the database."""
 
 
 async def find(connection: Connection, chosen: DeliveryFilter) -> list[ListedDelivery]:
@@ -190,7 +190,10 @@ async def find(connection: Connection, chosen: DeliveryFilter) -> list[ListedDel
     if chosen.message_ids or wanted & {*FINAL, Status.CONFIRMED}:
         found += await connection.fetch(_SQL["done"], *chosen.values(), chosen.key)
     found.sort(key=lambda row: (row["message_id"], row["consumer"]))
-    return [_delivery(row) for row in found[: chosen.limit]]
+    return [
+        ListedDelivery(**{**row, "status": Status(row["status"]).name.lower()})
+        for row in found[: chosen.limit]
+    ]
 
 
 async def act(
@@ -272,7 +275,7 @@ async def read_counts(connection: Connection, overdue_seconds: float) -> list[di
                 silent="; ".join(silences.get(name, ())) or None,
             )
         )
-    # A destination may be in trouble before anything goes to it.
+    # A destination's topic may be missing before anything goes to it.
     idle = sorted(set(wrong) - {row["destination"] for row in rows})
     rows += [_counted(name, trouble=wrong[name]) for name in idle]
     if late_of and seen_seconds > RELAY_SILENT_SECONDS:
@@ -303,10 +306,6 @@ def _refuse_key(chosen: DeliveryFilter) -> None:
     """Raise SettingError for a key: the statement of acts ignores it, and would do too much."""
     if chosen.key is not None:
         raise SettingError("key", chosen.key, "none: find the messages, and name them by their ids")
-
-
-def _delivery(row: Record) -> ListedDelivery:
-    return ListedDelivery(**{**row, "status": Status(row["status"]).name.lower()})
 
 
 def _changed(row: Record) -> Changed:
@@ -355,7 +354,7 @@ class DeadLetterFilter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Content(Struct, frozen=True):
-    """What a dead letter holds, and what was done about it."""
+    """The content of a dead letter, and the acts on it."""
 
     letter: DeadLetter
     topic: str
@@ -367,7 +366,7 @@ class Content(Struct, frozen=True):
 
 
 class InboxCount(Struct, frozen=True):
-    """How many messages of a consumer wait."""
+    """The number of messages of a consumer that wait."""
 
     consumer: str
     parked: int

@@ -53,8 +53,8 @@ TRIES_MAX: Final = 1_000
 """Tries of one round; a person should look long before so many."""
 
 OPEN_SECONDS_MAX: Final = 3_600.0
-"""How long a transaction that stores messages may stay open, counted from the time at which their
-ids were drawn, and with clocks that differ. The inboxes of consumers keep what is younger: they
+"""Longest life of a transaction that stores messages, counted from the time at which their ids were
+drawn, and with clocks that differ. The inboxes of consumers keep what is younger: they
 keep days anyway, so an hour costs nothing."""
 
 CONFIRM_RECORD_BYTES_MAX: Final = 1024 * 1024
@@ -89,31 +89,35 @@ NO_CONSUMER: Final = ""
 
 
 class Destination(Config, frozen=True, kw_only=True):
-    """Where messages go. It is stored in the database, where every service finds it by its name."""
+    """The topic that messages go to, and the rules of their delivery.
+
+    It is stored in the database, where every service finds it by its name.
+    """
 
     name: Name
     topic: Topic
     """It belongs to one outbox database, or to fire after commit: a consumer's inbox forgets by the
     word of its sender, and what another one still has to send would be taken for too old."""
     confirm: Literal["required", "none"] = "required"
-    """Whether its consumers confirm what they applied. With `none` the broker's acknowledgement is
-    the end: a message that a consumer loses after that is not resent."""
+    """`required`: its consumers confirm what they applied. With `none` the broker's acknowledgement
+    is the end: a message that a consumer loses after that is not resent."""
     consumers: Annotated[tuple[Name, ...], Meta(max_length=CONSUMERS_MAX)] = ()
-    """Who must confirm: one delivery each. At least one with `required`, none with `none`."""
+    """The consumers that must confirm: one delivery each. At least one with `required`, none with
+    `none`."""
     confirm_topic: Annotated[str, Meta(max_length=TOPIC_CHARS_MAX)] = ""
-    """Where they confirm; by default the topic's name and `.confirms`."""
+    """The topic of their confirms; by default the topic's name and `.confirms`."""
     tries_max: Annotated[int, Meta(ge=1, le=TRIES_MAX)] = 3
-    """How often a delivery is sent before it becomes abnormal."""
+    """Sends of a delivery before it becomes abnormal."""
     resend_seconds: Seconds = 30.0
-    """How long the first send may wait for its end: the acknowledgement, and the confirm if
-    required. The time doubles with each try."""
+    """Longest wait of the first send for its end: the acknowledgement, and the confirm if required.
+    The time doubles with each try."""
     resend_seconds_max: Seconds = 600.0
     """Upper bound of that time."""
     queue_seconds_max: Seconds = 3_600.0
-    """How long an acknowledged message may wait until its consumer has read up to it. After that it
+    """Longest wait of an acknowledged message until its consumer has read up to it. After that it
     is resent by time alone."""
     resend_filter: bool = True
-    """Whether a message that is merely queued at its consumer is spared a resend. Turn it off for
+    """True: a message that is merely queued at its consumer is spared a resend. Turn it off for
     consumers that do not report their progress: then time alone decides."""
     payload_bytes_max: Annotated[int, Meta(ge=1, le=PAYLOAD_BYTES_MAX)] = 256 * 1024
 
@@ -149,7 +153,7 @@ class Destination(Config, frozen=True, kw_only=True):
 
 
 LOSS: Final = "what is lost there is sent again only where consumers confirm"
-"""What becomes of records that the brokers have acknowledged and lost."""
+"""The consequence of records that the brokers have acknowledged and lost."""
 
 
 def topics_of(destinations: Iterable[Destination]) -> set[str]:

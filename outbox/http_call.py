@@ -31,7 +31,7 @@ ANSWER_BYTES_MAX: Final = 4 * 2**20
 """Bound on an answer's body. Answers list ids; a longer one is something else."""
 
 CALL_ERRORS: Final = (OSError, UnicodeError, httpx.HTTPError, httpx.InvalidURL)
-"""What a call raises that gets no answer. The name of a host may be invalid only when it is looked
+"""Errors of a call that gets no answer. The name of a host may be invalid only when it is looked
 up."""
 
 
@@ -87,7 +87,11 @@ async def call_json(
 async def ask(
     method: str, url: str, token: str, content: object, seconds: float, kind: type[_T]
 ) -> _T:
-    """Do the same, and return what the answer says. Raises RetryError for one that is no `kind`."""
+    """Send `content` as JSON and return the answer as `kind`.
+
+    Raises CallRefused for a 4xx; RetryError for a 5xx, for no answer within `seconds`, and for an
+    answer that is no `kind`.
+    """
     answered = await call_json(method, url, token, content, seconds)
     try:
         return msgspec.json.decode(answered.body, type=kind)

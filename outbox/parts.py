@@ -50,7 +50,7 @@ class Parts:
 
     @property
     def are_begun(self) -> bool:
-        """Whether any part was begun."""
+        """True if any part was begun."""
         return bool(self._tasks)
 
     @property
@@ -140,7 +140,7 @@ class Parts:
 
 
 class ServiceOfParts(ABC):
-    """What is started, runs as parts, and is stopped in order; use it by `async with`.
+    """A service that is started, runs as parts, and is stopped in order; use it by `async with`.
 
     Each of its parts must live. When one ends, for any reason, all of them end: `run` and the end
     of `async with` raise its error.
@@ -157,14 +157,14 @@ class ServiceOfParts(ABC):
         """End all parts in order, within a deadline; never raise."""
 
     async def run(self) -> None:
-        """Raise what a part has raised, when one has ended; return at a stop."""
+        """Raise the error of the first part that ends; return at a stop."""
         await self._parts.wait()
 
     async def stop(self) -> None:
         """End in order, within a deadline; also when cancelled.
 
-        Raises SettingError in another event loop or thread than the one that started it, else
-        nothing.
+        Raises:
+            SettingError: in another event loop or thread than the one that started it.
         """
         self._parts.home.check()
         await uninterrupted(self._stop())

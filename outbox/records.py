@@ -1,4 +1,4 @@
-"""What is in our Kafka records: the headers of messages, confirms, and requests for checks. Pure.
+"""Our Kafka records: the headers of messages, confirms, and requests for checks. Pure.
 
 **A message's record** holds the payload and, beside the caller's own headers, as ASCII text:
 
@@ -124,7 +124,7 @@ class Confirm(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fie
     message_id: Annotated[bytes, Meta(min_length=16, max_length=16)]
     kind: Annotated[int, Meta(ge=APPLIED, le=RETRYING)]
     until_unix_ns: _Int64
-    """When the retry falls due, now if it is worked on; 0 for `APPLIED`."""
+    """The time of the retry, now if it is worked on; 0 for `APPLIED`."""
     partition: _Partition
     offset: _Int64
     proof: Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
@@ -132,7 +132,7 @@ class Confirm(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fie
 
 
 class Progress(Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
-    """How far a consumer is in one partition: everything below `offset` is finished or parked."""
+    """A consumer's progress in one partition: all below `offset` is finished or parked."""
 
     topic: Topic
     partition: _Partition
@@ -194,7 +194,7 @@ class CheckRecord(Struct, array_like=True, frozen=True, gc=False, forbid_unknown
     version: int
     sender: Name
     due_unix_ns: Annotated[int, Meta(ge=0, le=DUE_NS_MAX)]
-    """When the messages must have been confirmed."""
+    """The time by which the messages must have been confirmed."""
     consumers: Annotated[list[Name], Meta(min_length=1, max_length=CONSUMERS_MAX)]
     """The consumers that must confirm: each of them, each message."""
     message_ids: Annotated[list[_Id], Meta(min_length=1, max_length=CHECKS_MAX)]

@@ -36,7 +36,7 @@ class Status(enum.IntEnum):
 
 
 class Change(enum.Enum):
-    """What happens to a delivery."""
+    """A change of a delivery's status."""
 
     ACKNOWLEDGED = "acknowledged"
     """The broker has it."""

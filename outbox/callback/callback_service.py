@@ -67,7 +67,7 @@ _TABLES: Final = Tables("callback", SQL["version"], OUTBOX_CALLBACK)
 
 _FETCH_MS: Final = 200
 _METADATA_MS: Final = 5_000
-"""How soon a topic that is made later is found."""
+"""Longest time until a topic that is made later is found."""
 _RECORDS_MAX: Final = 500
 _CLOSE_SECONDS: Final = 5.0
 _UNREAD: Final = -1
@@ -91,7 +91,7 @@ class AskedDelivery(Struct, frozen=True):
     is_ended: bool
     ask_count: int
     due_at: datetime
-    trouble: str | None
+    error: str | None
 
 
 @dataclass
@@ -111,11 +111,11 @@ class CallbackStats:
 
 
 METRICS: Final = metrics("orderchain_outbox_callback", CallbackStats)
-"""What a callback service counts."""
+"""The counters of a callback service."""
 
 
 class CallbackService:
-    """What the service does with records and with time; see `CallbackIntake` for Kafka."""
+    """A callback service without Kafka: it stores records, asks senders, and returns confirms."""
 
     def __init__(
         self, config: CallbackConfig, calls: HttpSenderCalls, *, clock: Clock | None = None
@@ -138,13 +138,21 @@ class CallbackService:
             yield from metric.samples(self._counters, {})
 
     async def check(self) -> None:
-        """Connect to the store. Raises ConnectError, SchemaError, DurabilityError, RetryError."""
+        """Connect to the store.
+
+        Raises:
+            ConnectError: the database refuses the login, or its certificate does not hold.
+            SchemaError: the database has no such store, or one of another version.
+            DurabilityError: the database may lose what it has committed.
+            RetryError: the database is away.
+        """
         await self._session.fetch(SQL["version"])
 
     async def run(self) -> None:
         """Ask and report forever; a database error is logged, and waited out.
 
-        Raises DurabilityError if the database was set to lose what it has committed.
+        Raises:
+            DurabilityError: the database was set to lose what it has committed.
         """
         await endless("callback", self._keep_working)
 
@@ -155,7 +163,7 @@ class CallbackService:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_serving(tasks, WAITING, *ask))
                 tasks.create_task(self._keep_serving(tasks, CONFIRMED, *report))
-                tasks.create_task(self._keep_up())
+                tasks.create_task(self._keep_trimming())
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -184,7 +192,7 @@ class CallbackService:
                 tasks.create_task(serve(sender))
             await asyncio.sleep(self._config.round_seconds)
 
-    async def _keep_up(self) -> None:
+    async def _keep_trimming(self) -> None:
         while True:
             await asyncio.sleep(_KEEP_SECONDS)
             await self._session.check_durability()
@@ -266,8 +274,8 @@ class CallbackService:
         groups = _by_consumer(taken)
         replies = await asyncio.gather(*(self._ask(sender, *group) for group in groups.items()))
         now = self._now()
-        for rows, (replied, trouble) in zip(groups.values(), replies, strict=True):
-            asked = [self._outcome(row, replied.get(row.message_id), trouble, now) for row in rows]
+        for rows, (replied, error) in zip(groups.values(), replies, strict=True):
+            asked = [self._outcome(row, replied.get(row.message_id), error, now) for row in rows]
             columns_of = zip(*map(astuple, asked), strict=True)
             await self._session.fetch(SQL["asked"], *columns_of, token)
             self._counters.asked += len(rows)
@@ -301,7 +309,11 @@ class CallbackService:
     async def trim(self) -> None:
         """Forget what is old and has ended, or is of no known client. Raises RetryError."""
         before = self._clock.wall_ns() / 1e9 - self._config.retention_seconds
-        unknown, count, is_full = await self._unknown_senders(), 0, True
+        ever, senders = time_of(DUE_NS_MAX), set[str]()
+        for state in (WAITING, CONFIRMED):
+            senders |= {row[0] for row in await self._session.fetch(SQL["senders"], ever, state)}
+        unknown = sorted(each for each in senders if not self._calls.knows(each))
+        count, is_full = 0, True
         while is_full:
             given = smallest_id(before), _TRIM_ROWS, unknown
             ((rows, unasked),) = await self._session.fetch(SQL["trim"], *given)
@@ -312,12 +324,6 @@ class CallbackService:
                 counted(count, "delivery", "deliveries"), printable(unknown),
             )  # fmt: skip
 
-    async def _unknown_senders(self) -> list[str]:
-        ever, found = time_of(DUE_NS_MAX), set[str]()
-        for state in (WAITING, CONFIRMED):
-            found |= {row[0] for row in await self._session.fetch(SQL["senders"], ever, state)}
-        return sorted(each for each in found if not self._calls.knows(each))
-
     async def _ask(
         self, sender: str, consumer: str, rows: Sequence[ClaimedDelivery]
     ) -> tuple[Mapping[UUID, Reply], str | None]:
@@ -326,10 +332,10 @@ class CallbackService:
                 ids = sorted(row.message_id for row in rows)
                 return await self._calls.resend(sender, consumer, ids), None
         except (OrderchainError, OSError) as error:
-            trouble = reason_of(error)
-            _log.warning("callback: %s did not answer: %s", printable(sender), trouble)
+            reason = reason_of(error)
+            _log.warning("callback: %s did not answer: %s", printable(sender), reason)
             self._leave_alone(WAITING, sender)
-            return {}, trouble
+            return {}, reason
 
     async def _return(
         self, token: UUID, sender: str, consumer: str, rows: Sequence[ClaimedDelivery]
@@ -340,13 +346,13 @@ class CallbackService:
                 proofs = {row.message_id: row.proof or b"" for row in rows}
                 refused = set(await self._calls.confirmed(sender, consumer, proofs))
         except (OrderchainError, OSError) as error:
-            trouble = reason_of(error)
+            reason = reason_of(error)
             _log.warning(
-                "callback: confirms could not be reported to %s: %s", printable(sender), trouble
+                "callback: confirms could not be reported to %s: %s", printable(sender), reason
             )
             self._leave_alone(CONFIRMED, sender)
             at = self._now() + timedelta(seconds=self._config.rules.unanswered_seconds)
-            await self._write("not_returned", rows, token, at, trouble)
+            await self._write("not_returned", rows, token, at, reason)
         else:
             forged = [row for row in rows if row.message_id in refused]
             if forged:
@@ -369,15 +375,15 @@ class CallbackService:
         await self._session.fetch(SQL[name], *given, *values)
 
     def _outcome(
-        self, row: ClaimedDelivery, reply: Reply | None, trouble: str | None, now: datetime
+        self, row: ClaimedDelivery, reply: Reply | None, error: str | None, now: datetime
     ) -> AskedDelivery:
         if reply is None:
             self._counters.unanswered += 1
-            trouble = trouble or "left out of the answer"
+            error = error or "left out of the answer"
         outcome = after_ask(self._config.rules, row.ask_count, reply)
         due_at = now + timedelta(seconds=outcome.again_seconds)
         return AskedDelivery(
-            row.message_id, row.consumer, outcome.is_ended, outcome.ask_count, due_at, trouble
+            row.message_id, row.consumer, outcome.is_ended, outcome.ask_count, due_at, error
         )
 
     def _drop(self, error: BadRecord) -> None:
@@ -386,7 +392,6 @@ class CallbackService:
         self._dropped.add(error.reason, 1, lambda count: f"{why}: {count:,}")
 
     def _return_at(self) -> datetime:
-        """When a confirm that comes now is returned, with others that came meanwhile."""
         return self._now() + timedelta(seconds=self._config.return_seconds)
 
     def _now(self) -> datetime:

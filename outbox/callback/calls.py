@@ -57,13 +57,13 @@ class CalledMessages(Struct, forbid_unknown_fields=True):
 
 
 class Replies(Struct):
-    """What a sender answers to `resend`."""
+    """The answer of a sender to `resend`."""
 
     replies: dict[str, Reply]
 
 
 class Refusals(Struct):
-    """What a sender answers to `confirmed`, as far as it matters here."""
+    """The part of a sender's answer to `confirmed` that matters here."""
 
     refused: list[UUID]
 

@@ -1,4 +1,4 @@
-"""The sender's side of mode 5: stores once, sends two records, and writes again at the end.
+"""The sender of mode 5: stores once, sends two records, and writes again at the end.
 
 The message is written when it is stored, and when its confirm comes back. The broker's
 acknowledgement is not written: the callback service would ask for what was lost. A message that a
@@ -109,7 +109,14 @@ class CheckedSender(ServiceOfParts):
         return replace(self._counters, sent=sent, dropped=self._sent_counter.unsent_count)
 
     async def start(self) -> None:
-        """Connect to the database, and begin. Raises ConnectError, SchemaError, RetryError."""
+        """Connect to the database, and begin. The broker may be away.
+
+        Raises:
+            ConnectError: the database refuses the login, or its certificate does not hold.
+            SchemaError: the database has no outbox, or one of another version.
+            DurabilityError: the database may lose what it has committed.
+            RetryError: the database is away.
+        """
         try:
             self._sender.confirm_key = await self._store.confirm_key()
             await self._look()
@@ -121,7 +128,10 @@ class CheckedSender(ServiceOfParts):
         self._parts.begin("send", self._send_queues.run())
         self._parts.begin("broker", endless("broker", self._send_queues.watch_broker))
         self._parts.begin("outbox", endless("outbox", self._keep_looking))
-        self._parts.begin("topics", durability.keep_looking(self._topics))
+        looking = durability.keep_looking(
+            lambda: topics_of([*self._send_queues.destinations.values(), self._checks])
+        )
+        self._parts.begin("topics", looking)
 
     async def _look(self) -> None:
         self._send_queues.destinations = await self._store.destinations()
@@ -134,9 +144,6 @@ class CheckedSender(ServiceOfParts):
                     await self._woken.wait()
             self._woken.clear()
             await self._look()
-
-    def _topics(self) -> set[str]:
-        return topics_of(self._send_queues.destinations.values()) | {self._checked.check_topic}
 
     async def _stop(self) -> None:
         async with AsyncExitStack() as closing:
@@ -154,9 +161,11 @@ class CheckedSender(ServiceOfParts):
         """Hold a transaction on the caller's `connection`; what it adds is sent after its commit.
 
         A send error is never raised here. If it is not certain that the commit will last, nothing
-        is sent, as in `Relay.transaction`; then only a sweep finds what was stored.
+        is sent; then only a sweep finds what was stored.
 
-        Raises PartEnded when a part has ended; SettingError inside of a transaction.
+        Raises:
+            PartEnded: a part has ended.
+            SettingError: the connection is in a transaction.
         """
         self._parts.check()
         claim = uuid4()
@@ -175,7 +184,11 @@ class CheckedSender(ServiceOfParts):
             self._woken.set()
 
     async def settle(self) -> None:
-        """Return once everything handed over is sent. Raises PartEnded."""
+        """Return once everything handed over is sent.
+
+        Raises:
+            PartEnded: a part has ended.
+        """
         await self._parts.during(self._send_queues.finish)
 
     # ------------------------------------------------------------ what the callback service calls
@@ -186,10 +199,19 @@ class CheckedSender(ServiceOfParts):
         """Move deliveries to `consumed`, all in one statement; `proofs` are the consumer's.
 
         Returns their outcomes, and the messages whose proofs are wrong: those stay as they
-        are. Raises RetryError; SettingError in another event loop or thread.
+        are.
+
+        Raises:
+            RetryError: the database is away.
+            SettingError: in another event loop or thread than the one that started it.
         """
         self._parts.home.check()
-        refused = [each for each in proofs if not self._is_proven(consumer, each, proofs[each])]
+        key = self._sender.confirm_key
+        refused = [
+            each
+            for each, proof in proofs.items()
+            if key is None or not is_proven(key, each.bytes, consumer, APPLIED, 0, proof)
+        ]
         self._counters.forged += len(refused)
         applied = [(each, consumer) for each in proofs.keys() - set(refused)]
         if not applied:
@@ -200,15 +222,15 @@ class CheckedSender(ServiceOfParts):
         self._counters.unknown += done.unknown
         return done, refused
 
-    def _is_proven(self, consumer: str, message_id: UUID, proof: bytes) -> bool:
-        key = self._sender.confirm_key
-        return key is not None and is_proven(key, message_id.bytes, consumer, APPLIED, 0, proof)
-
     async def resend(self, consumer: str, message_ids: Sequence[UUID]) -> dict[UUID, Reply]:
         """Resend what is unconfirmed and may be resent; return the outcome of each.
 
-        A message is left out if the broker is away or its topic in trouble: that was no try, and it
-        is asked about again. Raises RetryError; SettingError in another event loop or thread.
+        A message is left out if the broker is away or its topic cannot be used: that was no try,
+        and it is asked about again.
+
+        Raises:
+            RetryError: the database is away.
+            SettingError: in another event loop or thread than the one that started it.
         """
         self._parts.home.check()
         ids, token = sorted(set(message_ids)), uuid4()

@@ -1,4 +1,4 @@
-"""The settings of mode 5, for its two sides, and what follows from them after a question. Pure."""
+"""The settings of mode 5, for its two sides, and the decision after each question. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox.destination import CONFIRMS_MAX, Name, Seconds, Topic
 
 
 class Reply(enum.Enum):
-    """What a sender says of a delivery that it was asked to send again."""
+    """A sender's reply about a delivery that it was asked to send again."""
 
     SENT = "sent"
     """It was sent again, also if the broker refused it: that counted as a try."""
@@ -24,20 +24,18 @@ class Reply(enum.Enum):
 
 
 class AskRules(Config, frozen=True, kw_only=True):
-    """How often a sender is asked."""
+    """The times at which a sender is asked."""
 
     again_seconds: Seconds = 300.0
-    """How long a message that was resent may stay unconfirmed before the next question. It doubles
-    with each."""
+    """Pause after a message was resent, before the next question. It doubles with each."""
     again_seconds_max: Seconds = 3_600.0
     """Upper bound of that time."""
     unanswered_seconds: Seconds = 10.0
-    """How long after a question, or a return of confirms, that was not answered. Its sender is left
-    alone meanwhile."""
+    """Pause of a sender after a question, or a return of confirms, that was not answered."""
 
 
 class NextQuestion(Struct, frozen=True):
-    """What becomes of a delivery after a question."""
+    """The next state of a delivery after a question."""
 
     is_ended: bool
     ask_count: int
@@ -68,16 +66,16 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
     check_topic: Topic
-    """Where senders ask for checks."""
+    """The topic on which senders ask for checks."""
     confirm_topics: Annotated[tuple[Topic, ...], Meta(min_length=1, max_length=1_000)]
-    """Where consumers confirm."""
+    """The topics on which consumers confirm."""
     name: Name = "orderchain-outbox-callback"
     """The Kafka group in which the services of this store share those topics."""
     rules: AskRules = AskRules()
     return_seconds: Annotated[float, Meta(ge=0, le=3600)] = 1.0
-    """How long a confirm may wait to be returned with others: fewer, larger batches."""
+    """Longest wait of a confirm to be returned with others: fewer, larger batches."""
     round_seconds: Annotated[float, Meta(gt=0, le=3600)] = 1.0
-    """How often the service looks for what is due."""
+    """Pause between two looks for what is due."""
     ask_rows_max: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
     """Deliveries of one question."""
     return_rows_max: Annotated[int, Meta(ge=1, le=CONFIRMS_MAX)] = 5_000
@@ -85,10 +83,10 @@ class CallbackConfig(Config, frozen=True, kw_only=True):
     call_seconds: Annotated[float, Meta(gt=0, le=3600)] = 10.0
     """Deadline of one call to a sender."""
     late_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 600.0
-    """How long after its retry fell due a parked message may stay unconfirmed: longer than its
-    handler may take."""
+    """Time after its retry fell due in which nothing is asked about a parked message: longer than
+    its handler may take."""
     retention_seconds: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 72 * 3_600.0
-    """How long what has ended is remembered. A repeat of a check record is recognized that long."""
+    """Time for which what has ended is remembered, so that a repeated check is recognized."""
     unsafe_durability: bool = False
     """Work on a server that may lose what it has committed: without `fsync`, `full_page_writes` or
     `synchronous_commit`."""
@@ -108,5 +106,5 @@ class CheckedConfig(Config, frozen=True, kw_only=True):
     """The name under which the callback service knows how to call it."""
     check_topic: Topic
     check_seconds: Seconds = 300.0
-    """How long a message may stay unconfirmed before the callback service asks for it again. If the
-    sweep is on, too, keep the destination's `resend_seconds` above it."""
+    """Time after which the callback service asks for an unconfirmed message. If the sweep is on,
+    too, keep the destination's `resend_seconds` above it."""

@@ -1,4 +1,4 @@
-"""`chainctl outbox dead`: what a consumer gave up, and what people do about it."""
+"""`chainctl outbox dead`: dead letters of a consumer, and acts on them by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from chainctl.options import ActByHand
     from chainctl.settings import Settings
-    from outbox.acts import Content, DeadLetter, DeadLetters
+    from outbox.acts import Content, DeadLetters
 
 _T = TypeVar("_T")
 
@@ -90,18 +90,18 @@ def list_(
         data_json(found)
         return
     columns = ("message_id", "consumer", "dead", "why", "failures", "last_error")
-    table(columns, list(map(_cells_of, found)))
-
-
-def _cells_of(letter: DeadLetter) -> tuple[object, ...]:
-    return (
-        letter.message_id,
-        letter.consumer,
-        cell(letter.dead_at),
-        f"{letter.reason}, abandoned" if letter.abandoned_at else letter.reason,
-        letter.failures,
-        letter.last_error,
-    )
+    lines = [
+        (
+            each.message_id,
+            each.consumer,
+            cell(each.dead_at),
+            f"{each.reason}, abandoned" if each.abandoned_at else each.reason,
+            each.failures,
+            each.last_error,
+        )
+        for each in found
+    ]
+    table(columns, lines)
 
 
 @group.command()
@@ -243,19 +243,16 @@ def _filter(
     )  # fmt: skip
 
 
-def _print(letter: DeadLetter) -> None:
+def _print_content(content: Content) -> None:
+    letter = content.letter
     ended = " abandoned" if letter.abandoned_at else ""
     data(
         f"{letter.message_id}  {letter.consumer}  {letter.dead_at:%Y-%m-%d %H:%M:%S}  "
         f"{letter.reason}, {counted(letter.failures, 'failure')}{ended}: {letter.last_error}"
     )
-
-
-def _print_content(content: Content) -> None:
-    _print(content.letter)
-    received = f"received {content.letter.received_at:%Y-%m-%d %H:%M:%S}"
+    received = f"received {letter.received_at:%Y-%m-%d %H:%M:%S}"
     place = f"{content.topic}/{content.partition} at {content.offset}"
-    data(f"  from {place}, {received}, key {content.letter.key!r}")
+    data(f"  from {place}, {received}, key {letter.key!r}")
     for name, value in content.headers.items():
         data(f"  header {name}: {value.decode(errors='backslashreplace')}")
     text = content.payload.decode(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""`chainctl outbox`: messages and deliveries, what is wrong with them, and acts by hand."""
+"""`chainctl outbox`: messages and deliveries, their errors, and acts on them by hand."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from outbox.acts import (
     read_counts,
 )
 from outbox.cli.connections import act_on_deliveries, outbox_of
+from outbox.roles import OUTBOX_OPERATOR
 from outbox.statuses import Status
 
 if TYPE_CHECKING:
@@ -45,14 +46,19 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# -- what commands of the outbox share ------------------------------------------------------------
+# -- shared by the commands of the outbox ---------------------------------------------------------
 
 
-def asked(settings: Settings, ask: Callable[..., Awaitable[_T]], *given: object) -> _T:
-    """Return what `ask` answers, given a connection to the outbox's database and the rest."""
+def asked(
+    settings: Settings,
+    ask: Callable[..., Awaitable[_T]],
+    *given: object,
+    role: str = OUTBOX_OPERATOR,
+) -> _T:
+    """Return the result of `ask`, given a connection to the outbox's database and the rest."""
 
     async def run() -> _T:
-        async with outbox_of(settings) as connection:
+        async with outbox_of(settings, role) as connection:
             return await ask(connection, *given)
 
     return run_async(run())
@@ -143,7 +149,7 @@ def chosen_filter(given: dict[str, Any]) -> DeliveryFilter:
     )
 
 
-# -- what is shown --------------------------------------------------------------------------------
+# -- commands that show ---------------------------------------------------------------------------
 
 _COLUMNS: Final = ("message_id", "destination", "consumer", "status", "tries", "next_send")
 

@@ -1,23 +1,21 @@
-"""`chainctl outbox destination`: where messages may go, and who confirms them."""
+"""`chainctl outbox destination`: the destinations of messages, and their settings."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from chain_kernel.errors import SettingError
-from chainctl.event_loop import run_async
 from chainctl.options import Group, json_option, uses_settings
 from chainctl.output import data, data_json, talk
 from chainctl.units import Integer, Size, Span
-from outbox.cli.connections import outbox_of
 from outbox.cli.deliveries import asked, cell, listed
 from outbox.roles import OUTBOX_RELAY
 
 if TYPE_CHECKING:
-    from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.settings import Settings
 
 
@@ -26,7 +24,7 @@ _MONTH: Final = Span(30 * 86_400)
 
 @click.group("destination", cls=Group)
 def group() -> None:
-    """Where messages may go."""
+    """Destinations: topics that messages go to, and who confirms them."""
 
 
 @group.command("set")
@@ -89,27 +87,18 @@ def set_(settings: Settings, as_json: bool, **given: Any) -> None:  # noqa: ANN4
     partitions = given.pop("partitions")
     if partitions is not None and not create_topics:
         raise SettingError("--partitions", partitions, "--create-topics beside it")
-    changes = {field: value for field, value in given.items() if value not in (None, ())}
-    brokers = settings.kafka_config() if create_topics else None
-    done = run_async(_set(settings, name, brokers, partitions or 1, changes))
-    talk(f"chainctl: destination {name} is set up")
-    fields_listed(done, as_json)
-
-
-async def _set(
-    settings: Settings,
-    name: str,
-    brokers: KafkaConfig | None,
-    partitions: int,
-    changes: dict[str, Any],
-) -> dict[str, Any]:
     from outbox import change_destination
 
-    async with outbox_of(settings) as connection:
-        done = await change_destination(
-            connection, name, create_topics=brokers, partitions=partitions, **changes
-        )
-    return msgspec.structs.asdict(done)
+    change = partial(
+        change_destination,
+        name=name,
+        create_topics=settings.kafka_config() if create_topics else None,
+        partitions=partitions or 1,
+        **{field: value for field, value in given.items() if value not in (None, ())},
+    )
+    done = asked(settings, change)
+    talk(f"chainctl: destination {name} is set up")
+    fields_listed(msgspec.structs.asdict(done), as_json)
 
 
 @group.command("list")
@@ -117,8 +106,11 @@ async def _set(
 @uses_settings("database", "connect_seconds")
 def list_destinations(settings: Settings, as_json: bool) -> None:
     """Show the destinations; --json shows all fields."""
+    from outbox.sender.store import SQL as OUTBOX_SQL
+
+    rows = asked(settings, lambda connection: connection.fetch(OUTBOX_SQL["destinations"]))
     columns = ("name", "topic", "consumers", "tries_max", "resend_seconds")
-    listed(run_async(_destinations(settings)), columns, as_json)
+    listed(sorted(map(dict, rows), key=lambda row: str(row["name"])), columns, as_json)
 
 
 @group.command()
@@ -144,15 +136,15 @@ def key(settings: Settings, name: str) -> None:
     It goes into their setting `keys`. Needs the login of a relay. There is one for a destination
     that is not set up yet, too.
     """
-    data(run_async(_key(settings, name)).hex())
-
-
-async def _key(settings: Settings, name: str) -> bytes:
     from outbox.record_mac import destination_key
     from outbox.sender.store import SQL as OUTBOX_SQL
 
-    async with outbox_of(settings, OUTBOX_RELAY) as connection:
-        return destination_key(await connection.fetchval(OUTBOX_SQL["confirm_key"]), name)
+    of_database = asked(
+        settings,
+        lambda connection: connection.fetchval(OUTBOX_SQL["confirm_key"]),
+        role=OUTBOX_RELAY,
+    )
+    data(destination_key(of_database, name).hex())
 
 
 def fields_listed(row: dict[str, Any], as_json: bool) -> None:
@@ -162,11 +154,3 @@ def fields_listed(row: dict[str, Any], as_json: bool) -> None:
         return
     for field, value in row.items():
         data(f"{field}: {cell(value)}")
-
-
-async def _destinations(settings: Settings) -> list[dict[str, Any]]:
-    from outbox.sender.store import SQL as OUTBOX_SQL
-
-    async with outbox_of(settings) as connection:
-        rows = [dict(row) for row in await connection.fetch(OUTBOX_SQL["destinations"])]
-    return sorted(rows, key=lambda row: str(row["name"]))

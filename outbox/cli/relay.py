@@ -21,7 +21,6 @@ from outbox.cli.destinations import fields_listed
 if TYPE_CHECKING:
     from chainctl.settings import Settings
     from outbox.callback.config import CallbackConfig
-    from outbox.sender.maintenance import MaintenanceReport
     from outbox.service.config import Clients, ServiceConfig
 
 # -- options of a relay ---------------------------------------------------------------------------
@@ -110,19 +109,15 @@ def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: 
     Relays do the same once a minute by their own settings. Drop more than they would with
     --history-bytes-max; allow messages to be added again with a larger --outbox-bytes-max.
     """
-    done = run_async(_keep(settings, given))
-    fields_listed(msgspec.structs.asdict(done), as_json)
-    return ExitCode.FINDINGS if done.is_full or done.partitions_left else ExitCode.CLEAN
-
-
-async def _keep(settings: Settings, given: dict[str, Any]) -> MaintenanceReport:
     from outbox import KeepConfig, keep_outbox
 
     chosen = {name: value for name, value in given.items() if value is not None}
     config = KeepConfig(
         database=settings.database_dsn(), connect_seconds=settings.connect_seconds, **chosen
     )
-    return await keep_outbox(config)
+    done = run_async(keep_outbox(config))
+    fields_listed(msgspec.structs.asdict(done), as_json)
+    return ExitCode.FINDINGS if done.is_full or done.partitions_left else ExitCode.CLEAN
 
 
 # -- messages -------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 _Body = TypeVar("_Body")
 
 _OURS: Final = (ConnectError, SchemaError, DurabilityError, RetryError)
-"""Troubles between the service and its database: not the client's fault."""
+"""Errors between the service and its database: not the client's fault."""
 
 _BEARER: Final = "bearer "
 
@@ -80,10 +80,6 @@ REFUSALS: Final = Metric[Mapping[str, int]](
 )
 
 
-async def _no_samples() -> tuple[Sample, ...]:
-    return ()
-
-
 class MessageApp:
     """The routes over the calls of the service."""
 
@@ -92,8 +88,8 @@ class MessageApp:
         config: ServiceConfig,
         clients: Clients,
         api: MessageApi,
-        is_working: Callable[[], bool] = lambda: True,
-        samples: Callable[[], Awaitable[Iterable[Sample]]] = _no_samples,
+        is_working: Callable[[], bool],
+        samples: Callable[[], Awaitable[Iterable[Sample]]],
     ) -> None:
         """`samples` returns those of the running parts; it raises TimeoutError where they hang."""
         self.refusals: Counter[str] = Counter()
@@ -104,7 +100,7 @@ class MessageApp:
         self._is_working = is_working
         self._samples = samples
         self.body_bytes = 0
-        """What the bodies of all requests under way take."""
+        """Bytes in memory of the bodies of all requests under way."""
         self._document = msgspec.json.encode(openapi_document(config.body_bytes_max))
         posts: dict[str, Callable[[Client, Request], Awaitable[Response]]] = {
             "send": partial(self._store, is_prepared=False),
@@ -237,7 +233,7 @@ class MessageApp:
         self, work: Callable[[Client, Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            request.state.more = None  # what a 503 is to say beside its reason
+            request.state.more = None  # fields of a 503 beside its reason
             try:
                 if not self._is_working():
                     raise unavailable("a part of this instance has ended")

@@ -45,11 +45,11 @@ class Client(Config, frozen=True, kw_only=True):
     token_sha256: Annotated[tuple[_Sha256, ...], Meta(min_length=1, max_length=10)]
     """SHA-256 of its token, in hexadecimal; two while a token is being changed."""
     destinations: tuple[Name, ...] = ()
-    """Where it may send; `*` is everywhere."""
+    """The destinations that it may send to; `*` is all."""
     consumers: tuple[Name, ...] = ()
-    """As which consumers it may confirm; `*` is all."""
+    """The consumers as which it may confirm; `*` is all."""
     metrics: bool = False
-    """Whether it may read /metrics, which reports on the messages of all clients."""
+    """True if it may read /metrics, which reports on the messages of all clients."""
     check_url: _Url = ""
     """Its check endpoint. Without it, its prepared messages stay so until it decides."""
     callback_url: _Url = ""
@@ -104,7 +104,7 @@ class Clients:
         return self._by_name.get(name)
 
     def by_token(self, token: str) -> Client | None:
-        """Return whose token this is, in a time that reveals nothing about the others.
+        """Return the client of a token, in a time that reveals nothing about the others.
 
         Tokens are drawn at random, so it is enough to keep one plain hash of each.
         """
@@ -140,7 +140,11 @@ def draw_token() -> str:
 
 
 def read_clients(path: Path) -> Clients:
-    """Return the clients that a TOML file describes. Raises SettingError, without a secret."""
+    """Return the clients that a TOML file describes.
+
+    Raises:
+        SettingError: the file cannot be read, or is not as documented; no secret is shown.
+    """
     try:
         with open_regular(path) as file:
             _check_mode(path, os.fstat(file.fileno()).st_mode)
@@ -164,7 +168,7 @@ class ServiceConfig(Config, frozen=True, kw_only=True):
     relay: RelayConfig
     """Database and Kafka; each instance is a relay, too. The database role is `outbox_relay`."""
     host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
-    """Where it listens. TLS is left to the proxy in front of it."""
+    """The address that it listens at. TLS is left to the proxy in front of it."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8_085
     """0 takes a free one, which is printed on stdout."""
     checking: CheckingConfig = CheckingConfig()
@@ -180,12 +184,12 @@ class ServiceConfig(Config, frozen=True, kw_only=True):
     A decoded body takes about twice as much in addition. Shares of clients are left to the proxy.
     """
     message_age_seconds_max: Annotated[float, Meta(gt=0, le=366 * 86_400)] = 48 * 3_600.0
-    """How old an id may be that a client has drawn. Keep it below the retention: a message stored
+    """Greatest age of an id that a client has drawn. Keep it below the retention: a message stored
     under an older id could be forgotten, and would be stored a second time."""
     message_ahead_seconds_max: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
-    """How far ahead of our clock a client's may be."""
+    """Greatest lead of a client's clock over ours."""
     stop_seconds: Annotated[float, Meta(gt=0, le=3600)] = 15.0
-    """How long requests under way may take at a stop."""
+    """Deadline of requests under way at a stop."""
 
     def __post_init__(self) -> None:
         """Raise SettingError if an allowed body would never have room."""

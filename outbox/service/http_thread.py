@@ -1,4 +1,4 @@
-"""HTTP apart from the work: a thread that serves, and what it may see of the loop that works.
+"""A thread that serves HTTP, apart from the event loop that works, and its view of that loop.
 
 A stranger who keeps the thread busy delays metrics and requests, never a commit or a sweep.
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 GLANCE_SECONDS: Final = 2.0
-"""How soon the working loop must answer a glance; probes commonly wait for less than 5 s."""
+"""Deadline of a glance at the working loop; probes commonly wait for less than 5 s."""
 
 GLANCE_AGE_SECONDS: Final = 0.2
 """A glance serves all who ask within it: strangers cannot make the loop work."""
 
 
 class Glance(Generic[_T]):
-    """What other threads may see of an event loop: taken by the loop itself, between its steps."""
+    """A view of an event loop for other threads: taken by the loop itself, between its steps."""
 
     def __init__(self, look: Callable[[], _T], loop: asyncio.AbstractEventLoop) -> None:
         """`look` must not wait; it is called within `loop`."""
@@ -99,7 +99,4 @@ class ServerThread:
         with asyncio.Runner(loop_factory=self._loop_factory) as runner:
             self._loop = runner.get_loop()
             self._has_begun.set()
-            runner.run(self._until_over())
-
-    async def _until_over(self) -> None:
-        await self._is_over.wait()
+            runner.run(self._is_over.wait())

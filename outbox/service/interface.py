@@ -1,4 +1,4 @@
-"""The interface of the message service: what it takes and returns, its description, and a client.
+"""The interface of the message service: bodies of requests and answers, OpenAPI, and a client.
 
 The types of the bodies, as JSON, are also the OpenAPI description.
 """
@@ -89,7 +89,7 @@ class GivenMessages(Struct, forbid_unknown_fields=True):
 
 
 class StoredMessages(Struct):
-    """What was stored, in the order of the request."""
+    """The stored messages, in the order of the request."""
 
     message_ids: list[MessageId]
     repeated: int
@@ -125,7 +125,7 @@ class Confirmed(Struct):
 
 
 class ListQuery(Struct, forbid_unknown_fields=True):
-    """Which deliveries a page of the list has."""
+    """The query of a page of the list."""
 
     after: MessageId | UnsetType = UNSET
     after_consumer: Annotated[
@@ -174,7 +174,7 @@ class Page(Struct):
 
     deliveries: list[ShownDelivery]
     after: UUID | None
-    """What to ask for next; None at the end."""
+    """The id to ask for next; None at the end."""
     after_consumer: str | None
 
 

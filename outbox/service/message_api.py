@@ -1,7 +1,4 @@
-"""What the message service does with a request, and what it says when it does not.
-
-A refusal is JSON with a reason, always.
-"""
+"""Operations of the message service, and its refusals: always JSON with a reason."""
 
 from __future__ import annotations
 
@@ -62,8 +59,12 @@ class HttpRefusal(Exception):
         self.headers = dict(headers or {})
         self.body: dict[str, object] = {"error": error}
         for name, given in (("field", field), ("value", value), ("expected", expected)):
-            if given not in ("", None):
-                self.body[name] = _short(given)
+            if isinstance(given, (int, float)):
+                self.body[name] = given
+            elif given not in ("", None):
+                text = str(given)
+                is_long = len(text) > VALUE_CHARS_MAX
+                self.body[name] = text[:VALUE_CHARS_MAX] + "..." if is_long else text
         self.body.update(more or {})
 
 
@@ -107,13 +108,6 @@ def answer(status: int, body: object, headers: Mapping[str, str] | None = None) 
 def refused(refusal: HttpRefusal) -> Response:
     """Return the response of a refusal."""
     return answer(refusal.status, refusal.body, refusal.headers)
-
-
-def _short(value: Any) -> Any:  # noqa: ANN401 - whatever a client has sent
-    if isinstance(value, (int, float)):
-        return value
-    text = str(value)
-    return text if len(text) <= VALUE_CHARS_MAX else text[:VALUE_CHARS_MAX] + "..."
 
 
 class Sessions:
@@ -215,7 +209,7 @@ class MessageApi:
         check_at = None
         if is_prepared:
             rules = self._config.checking.rules
-            check_at = self._now() + timedelta(seconds=rules.first_seconds)
+            check_at = time_of(self._clock.wall_ns()) + timedelta(seconds=rules.first_seconds)
         async with self._sessions.take() as session:
             for _ in range(_STORE_TRIES):
                 new, read_on = await self._new_of(
@@ -306,9 +300,6 @@ class MessageApi:
         await self._lists.close()
         await self._confirms.close()
 
-    def _now(self) -> datetime:
-        return time_of(self._clock.wall_ns())
-
     def _check_ids(self, messages: Sequence[Message]) -> None:
         """Refuse ids that are given twice, or whose time is not about now."""
         now = self._clock.wall_ns() / 1e9
@@ -397,21 +388,18 @@ def _is_undecided(
 
 
 def _is_same(row: Any, sender: str, message: Message) -> bool:  # noqa: ANN401 - an asyncpg record
+    """Compare without the trace: a repeat may belong to another span."""
+    try:
+        stored = _without_trace(headers_of(row["headers"]))
+    except MessageError:  # what can't be read belongs to another message
+        return False
     return bool(
         row["sender"] == sender
         and row["destination"] == message.destination
         and row["key"] == message.key
         and row["payload"] == message.payload
-        and _is_same_headers(row["headers"], message)
+        and stored == _without_trace(message.headers)
     )
-
-
-def _is_same_headers(stored: str | None, message: Message) -> bool:
-    """Compare without the trace: a repeat may belong to another span."""
-    try:
-        return _without_trace(headers_of(stored)) == _without_trace(message.headers)
-    except MessageError:  # what can't be read belongs to another message
-        return False
 
 
 def _without_trace(headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,6 +1,4 @@
-"""The message service, listening.
-
-It also calls its clients: this is where each of them is called, and what it answers.
+"""The message service as a process: it listens, works as a relay, and calls its clients.
 
 A check is `POST check_url {"message_ids": [...]}`, answered by `{"answers": {message_id: "done" |
 "not_done" | "unknown"}}`. An id that is left out was not answered.
@@ -108,7 +106,13 @@ class MessageService(ServiceOfParts):
         self.relay = Relay(config.relay, clock=clock)
         self._config = config
         self._api = MessageApi(config, clock)
-        self.app = MessageApp(config, clients, self._api, self._is_working, self._glanced_samples)
+        self.app = MessageApp(
+            config,
+            clients,
+            self._api,
+            lambda: self._parts.failure is None,
+            self._glanced_samples,
+        )
         calls = ClientCalls(clients, config.checking.ask_seconds)
         self.check_back = CheckBack(config.relay, calls.check, config.checking, clock=clock)
         self.callback: CallbackService | None = None
@@ -125,7 +129,11 @@ class MessageService(ServiceOfParts):
     async def start(self) -> None:
         """Connect to the database, listen, and begin.
 
-        Raises ConnectError, SchemaError, DurabilityError.
+        Raises:
+            ConnectError: the database refuses the login, or the address is taken.
+            SchemaError: the database has no outbox, or one of another version.
+            DurabilityError: the database may lose what it has committed.
+            RetryError: the database is away.
         """
         loop = asyncio.get_running_loop()
         self._glance = Glance(self._own_samples, loop)
@@ -153,7 +161,7 @@ class MessageService(ServiceOfParts):
 
     @property
     def address(self) -> str:
-        """Where it listens, as a URL."""
+        """The URL that it listens at."""
         if self._socket is None:
             return ""
         host, port = self._socket.getsockname()[:2]
@@ -178,7 +186,9 @@ class MessageService(ServiceOfParts):
             if thread is not None:
                 ending = partial(thread.end, self._config.stop_seconds)
                 closing.push_async_callback(asyncio.to_thread, ending)
-                closing.push_async_callback(self._close_api, thread)
+                closing.push_async_callback(
+                    lambda: asyncio.wrap_future(thread.call(self._api.close()))
+                )
             if self.callback is not None:
                 closing.push_async_callback(self.callback.close)
             closing.push_async_callback(self.check_back.close)
@@ -188,19 +198,13 @@ class MessageService(ServiceOfParts):
             if http is not None:
                 await asyncio.wait([http], timeout=2 * self._config.stop_seconds)
                 if self._parts.failure is None:
-                    await self._claim_the_last()
-
-    async def _claim_the_last(self) -> None:
-        """Claim what the last requests have stored; the relay sends it before it ends."""
-        with suppress(TimeoutError, OrderchainError):
-            async with asyncio.timeout(self._config.relay.stop_seconds):
-                await self.relay.sweep(everything=False)
+                    # Claims what the last requests have stored; the relay sends it before it ends.
+                    with suppress(TimeoutError, OrderchainError):
+                        async with asyncio.timeout(self._config.relay.stop_seconds):
+                            await self.relay.sweep(everything=False)
 
     async def _serve(self, thread: ServerThread, listening: socket.socket) -> None:
         await asyncio.wrap_future(thread.serve(listening, self._config.stop_seconds))
-
-    async def _close_api(self, thread: ServerThread) -> None:
-        await asyncio.wrap_future(thread.call(self._api.close()))
 
     def _stop_serving(self) -> None:
         if self._thread is not None:
@@ -220,9 +224,6 @@ class MessageService(ServiceOfParts):
     async def _glanced_samples(self) -> list[Sample]:
         """Return the samples of its parts, to the thread. Raises TimeoutError when they hang."""
         return [] if self._glance is None else await self._glance.take()
-
-    def _is_working(self) -> bool:
-        return self._parts.failure is None
 
 
 def _listening(config: ServiceConfig) -> socket.socket:

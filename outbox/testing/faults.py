@@ -1,4 +1,4 @@
-"""Which faults happen, how often, and where.
+"""Faults of a consumer's process: their shares, and the point of each.
 
 A consumer's process is killed at each await of its handler, and at random points. A killed process
 stops: no `finally` of it runs, as with kill -9. The database rolls back its open transactions, and
@@ -47,8 +47,8 @@ class Awkwardness(Struct, kw_only=True):
     """The first handling of so many messages is undone: the process is killed after the handler has
     returned, and before the commit."""
     at_each_await: bool = True
-    """Whether the process is killed at the first await of the handler, then at the second, and so
-    on up to its end, and once after the commit; each in a call of its own."""
+    """True: the process is killed at the first await of the handler, then at the second, and so on
+    up to its end, and once after the commit; each in a call of its own."""
     killed: float = 0.1
     """Other calls of the handler in which the process is killed somewhere."""
     commit_answer_lost: float = 0.05
@@ -84,7 +84,7 @@ class Faults:
 
 @dataclass
 class Point:
-    """Where one attempt ends its process."""
+    """The point at which one attempt ends its process."""
 
     awaits: int | None = None
     """At this await, counted from 1; 0: before the first step. None: at none."""

@@ -59,7 +59,7 @@ WORK_SECONDS: Final = 86_400.0
 """A virtual day: above the 4 h 45 min of the default retries, and the sender's tries after them."""
 
 LOOK_SECONDS: Final = 30.0
-"""How often to look where nothing is to be done. Virtual."""
+"""Pause between two looks where nothing is to be done. Virtual."""
 
 PARTITIONS: Final = 3
 """Partitions of each topic: enough for keys to overtake each other."""
@@ -97,7 +97,7 @@ class FaultyBroker(Broker):
 
     @property
     def _may_lose_confirms(self) -> bool:
-        """Whether all that waits for a confirm is sent again: that of a last try is not lost."""
+        """True if all that waits for a confirm is sent again: that of a last try is not lost."""
         rules = self._sender.destinations
         return all(
             row["send_count"] < rules[row["destination"]].tries_max - 1
@@ -123,25 +123,25 @@ class MemoryOutbox:
         self._inbox = InboxTables(self._database)
         self._broker = FaultyBroker(self._faults, self._sender)
 
-    # -- what it is made of ------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
 
     @property
     def awkward(self) -> Awkwardness:
-        """What goes wrong how often; `awkward.calm()` ends it."""
+        """The shares of faults; `awkward.calm()` ends them."""
         return self._faults.awkward
 
     @property
     def faults(self) -> Counter[str]:
-        """How often each fault has happened so far."""
+        """The count of each fault so far."""
         return self._faults.counts
 
     @property
     def tables(self) -> dict[str, Any]:
-        """What has committed of your tables. Each commit puts new values there: read them again."""
+        """Your tables as committed. Each commit puts new values there: read them again."""
         return self._database.tables
 
     def set_up(self, *destinations: Destination) -> None:
-        """Set destinations up, or change them; as `outbox.save_destinations`."""
+        """Set destinations up, or change them to what is given."""
         for each in destinations:
             self._sender.destinations[each.name] = each
             for topic in sorted(topics_of([each])):
@@ -160,7 +160,8 @@ class MemoryOutbox:
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Return what `work` returns: your business's code, in the outbox's own time.
 
-        Raises SettingError inside of a running event loop.
+        Raises:
+            SettingError: inside of a running event loop.
         """
         return self._time.run(work)
 
@@ -172,7 +173,7 @@ class MemoryOutbox:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> UUID:
-        """Store one message in a transaction that commits; as `outbox.add`. Returns its id."""
+        """Store one message in a transaction that commits; return its id."""
 
         async def business() -> UUID:
             async with self.transaction(await self.connect()) as messages:
@@ -188,7 +189,7 @@ class MemoryOutbox:
     def transaction(
         self, connection: MemoryConnection
     ) -> AbstractAsyncContextManager[BusinessTransaction]:
-        """Hold a transaction whose messages are sent after its commit; as `Relay.transaction`."""
+        """Hold a transaction on `connection`; what it adds is sent after its commit."""
         return Relay(_RELAY).transaction(cast("Any", connection))
 
     # -- the consumer ------------------------------------------------------------------------------
@@ -218,14 +219,20 @@ class MemoryOutbox:
         That is: everything has been received, nothing is parked any more, and the sender has
         nothing left to send. Calls follow each other, whatever the config's `at_once` says, and all
         that was ever sent is received, whatever its `start_at`.
-        `many`: the handler is one for `Consumer.run_many`. Raises SettingError for a statement
-        without an answer, and NotWorkedOff after so many virtual seconds, or where no message has
-        come to the consumer: that shows nothing.
+
+        Args:
+            handler: as for `Consumer.run`, or with `many` as for `Consumer.run_many`.
+            config: of the consumer; by default that of the one destination.
+            seconds: virtual ones, after which it gives up.
+
+        Raises:
+            SettingError: a statement has no answer.
+            NotWorkedOff: something is left, or no message has come to the consumer.
         """
         check_handler(handler)
         self.run(self._work_off(handler, config or self.config(), seconds, many=many))
 
-    # -- what has come of it -----------------------------------------------------------------------
+    # -- outcomes ----------------------------------------------------------------------------------
 
     def messages(self) -> list[Message]:
         """Return the messages that have committed, in their order; see `statuses`."""
@@ -240,7 +247,7 @@ class MemoryOutbox:
         return {key: Status(row["status"]) for (key, name), row in rows if consumer in (None, name)}
 
     def dead_letters(self, consumer: str | None = None) -> list[DeadLetter]:
-        """Return what a consumer has given up, and why; without a name, of all consumers."""
+        """Return the dead letters of a consumer; without a name, of all consumers."""
         rows = self._of(consumer, self._inbox.dead)
         return [letter_of({**row, "consumer": name}) for name, _, row in rows]
 
@@ -324,7 +331,7 @@ class MemoryOutbox:
             raise NotWorkedOff(f"no message has come to {config.name}: {what}")
 
     def _is_worked_off(self, config: ConsumerConfig) -> bool:
-        """Whether nothing is left to be sent, to be read, or to be tried again."""
+        """Return whether nothing is left to be sent, to be read, or to be tried again."""
         is_left = any(self._of(config.name, self._inbox.parked)) or any(
             row["status"] == Status.INIT or consumer in (config.name, NO_CONSUMER)
             for (_, consumer), row in self._sender.pending.committed.items()

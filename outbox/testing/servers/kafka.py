@@ -48,7 +48,7 @@ SESSION_BEATS: Final = 12
 
 
 class SentRecord(Struct, frozen=True):
-    """What consumers read of aiokafka's records."""
+    """A record, with the fields of aiokafka's that consumers read."""
 
     topic: str
     partition: int
@@ -83,7 +83,7 @@ class Group:
         self.generation = 0
         self._broker = broker
         self.seen: dict[MemoryConsumer, float] = {}
-        """When each member was heard of."""
+        """The time at which each member was heard of."""
         self._joined: set[MemoryConsumer] = set()
         self._shares: dict[MemoryConsumer, list[TopicPartition]] = {}
         self._shared: list[TopicPartition] = []
@@ -123,9 +123,9 @@ class Broker:
     """Topics by name, with the records of each partition, and groups by name."""
 
     beat_seconds = 0.25
-    """How often members are heard of."""
+    """Pause between two signs of life of a member."""
     look_seconds = 0.0
-    """How long a look for records lasts at least: idle consumers take fewer steps so."""
+    """Least time of a look for records: idle consumers take fewer steps so."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -178,7 +178,7 @@ async def asked_at_once(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what 
 
 
 class MemoryClient:
-    """What both kinds have in common."""
+    """The base of both kinds of client."""
 
     def __init__(self, broker: Broker, ask: Ask = asked_at_once) -> None:
         """`ask` is the way to the broker, which may be bad."""
@@ -323,7 +323,9 @@ class MemoryConsumer(MemoryClient):
                 share = await self._ask(partial(group.beat, self, joins))
                 is_new = share is None or share.generation != self.generation
                 if is_new and not joins:
-                    await self._revoked()
+                    if self._listener is not None:
+                        await self._listener.on_partitions_revoked(set(self._at))
+                    self._at = {}
                 if share is None:
                     pause = 0.025 if joins else 0.0
                 elif is_new or joins:
@@ -332,11 +334,6 @@ class MemoryConsumer(MemoryClient):
                         await self._listener.on_partitions_assigned(set(share.places))
                 joins = share is None
             await asyncio.sleep(pause)
-
-    async def _revoked(self) -> None:
-        if self._listener is not None:
-            await self._listener.on_partitions_revoked(set(self._at))
-        self._at = {}
 
     def assignment(self) -> set[TopicPartition]:
         """See aiokafka."""

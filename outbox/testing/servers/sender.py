@@ -69,7 +69,13 @@ class SenderTables:
 
     async def _do_store(self, tx: SqlTransaction, *given: Value) -> list[Record]:
         claim, check_at, sender, mark = given[5:]
-        messages = _messages(*given[:5])
+        headers_of = [None if each is None else msgspec.json.decode(each) for each in given[3]]
+        messages = [
+            Message(UUID(message_id), destination, a2b_base64(payload), key, headers)
+            for message_id, destination, key, headers, payload in zip(
+                *given[:3], headers_of, given[4], strict=True
+            )
+        ]
         if refused := list(self._refused(messages)):
             return records("position destination payload_bytes_max", refused)
         for message in messages:
@@ -104,7 +110,8 @@ class SenderTables:
             "destination": name, "status": 0 if is_ready else 4, "is_decided": is_ready,
             "asked": None if is_ready else sender or "", "send_count": 0, "check_count": 0,
             "claim_count": int(is_ready and claim is not None), "next_send_at": due,
-            "claim_token": _uuid(claim) if is_ready else None, "topic": None, "partition": None,
+            "claim_token": UUID(claim) if is_ready and claim is not None else None,
+            "topic": None, "partition": None,
             "offset": None, "sent_at": None, "last_error": None,
         }  # fmt: skip
 
@@ -435,7 +442,7 @@ class SenderTables:
 
 
 class _CheckedSender:
-    """What a sender of mode 5 does with the same tables."""
+    """The statements of a sender of mode 5, on the same tables."""
 
     def __init__(self, tables: SenderTables) -> None:
         self._tables = tables
@@ -519,30 +526,12 @@ _UNCLAIMED: Final[dict[str, Any]] = {"claim_count": 0, "claim_token": None}
 _GIVEN_UP: Final = {"status": 3, "next_send_at": NEVER, **_UNCLAIMED}
 
 
-def _messages(
-    ids: Names, destinations: Names, keys: Sequence[str | None], headers: Sequence[str | None],
-    payloads: Names,
-) -> list[Message]:  # fmt: skip
-    """Return what the columns of the statement `STORE` hold, which come as text."""
-    own = [None if each is None else msgspec.json.decode(each) for each in headers]
-    return [
-        Message(UUID(message_id), destination, a2b_base64(payload), key, header)
-        for message_id, destination, payload, key, header in zip(
-            ids, destinations, payloads, keys, own, strict=True
-        )
-    ]
-
-
 async def _add_one(connection: MemoryConnection, *fields: Value) -> list[tuple[UUID]]:
     """Do what the function `outbox_add` does."""
     key, headers, message_id = [*fields[2:], None, None, None][:3]
     own = msgspec.json.decode(headers) if isinstance(headers, str) else headers
     given: Any = connection
     return [(await add(given, *fields[:2], key=key, headers=own, message_id=message_id),)]
-
-
-def _uuid(text: str | None) -> UUID | None:
-    return None if text is None else UUID(text)
 
 
 def _abnormal(changed: Iterable[Changed]) -> list[Record]:

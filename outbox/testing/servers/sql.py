@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Key = Any
 Value = Any
-"""What a statement is given, or returns."""
+"""A parameter or a result of a statement."""
 
 GONE: Final[Row] = {}
-"""What a change returns to delete the row."""
+"""The result of a change that deletes the row."""
 
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
 """The driver's infinity."""
