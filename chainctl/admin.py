@@ -1,4 +1,4 @@
-"""What a DBA prepares, as functions: the schema, chains with their topics, topics of intakes.
+"""Functions for a DBA: apply the schema, make chains with their topics, and topics of intakes.
 
 `chainctl schema apply`, `chain create` and `topic create` call them, and so may a test, or a
 program that sets a system up. They leave alone what is there already.
@@ -41,19 +41,24 @@ async def apply_schema(connection: Connection, parts: Iterable[str] = ("chain",)
     """Bring `parts` into the database of `connection`, each in a transaction of its own; return
     those that were not there.
 
-    The parts are `chain`, `outbox`, `inbox`, `callback` and `decision`. `connection` is asyncpg's,
-    of the role `orderchain_owner`, or of one that has CREATEROLE and owns the database. Raises
-    SettingError for an unknown part, SchemaError for a part of another version, or where other
-    objects have its names, ConnectError where the server is too old or of another encoding.
+    Args:
+        connection: asyncpg's, of the role `orderchain_owner`, or of one that has CREATEROLE and
+            owns the database.
+        parts: of `chain`, `outbox`, `inbox`, `callback` and `decision`.
+
+    Raises:
+        SettingError: a part is unknown.
+        SchemaError: a part is of another version, or other objects have its names.
+        ConnectError: the server is too old, or of another encoding.
     """
     await require_server(connection)
-    return [name for name in parts if await _apply(connection, _part(name))]
-
-
-def _part(name: str) -> SchemaPart:
-    if name not in PARTS:
-        raise SettingError("parts", name, f"one of {', '.join(PARTS)}")
-    return PARTS[name]
+    done = []
+    for name in parts:
+        if name not in PARTS:
+            raise SettingError("parts", name, f"one of {', '.join(PARTS)}")
+        if await _apply(connection, PARTS[name]):
+            done.append(name)
+    return done
 
 
 async def _apply(connection: Connection, part: SchemaPart) -> bool:
@@ -103,7 +108,7 @@ _PARTITION: Final = 0
 
 
 class ChainCreation(Struct, frozen=True, kw_only=True):
-    """What `create_chain` did."""
+    """The result of `create_chain`."""
 
     chain: int
     topic: str
@@ -129,11 +134,18 @@ async def create_chain(
     topic for two chains. A crash between the two steps leaves a chain without a topic. The next
     call makes it; until then, the sequencer refuses to start.
 
-    `connection` is asyncpg's, of the role `orderchain_owner`, and in no transaction. `topic` is
-    `orderchain.N` by default; `partition_ids` are the ids that one partition of the table spans.
-    Raises SettingError for a number, name or size that cannot be, or is not what the chain was
-    created with; TopicError where the topic exists and cannot carry a chain; SchemaError,
-    ConnectError, RetryError.
+    Args:
+        connection: asyncpg's, of the role `orderchain_owner`, and in no transaction.
+        kafka: a KafkaConfig, or the plaintext bootstrap servers.
+        topic: `orderchain.N` by default.
+        partition_ids: the ids that one partition of the table spans.
+
+    Raises:
+        SettingError: a number, name or size cannot be, or is not what the chain was created with.
+        TopicError: the topic exists and cannot carry a chain.
+        SchemaError: the database has no such schema, or one of another version.
+        ConnectError: a server refuses the login, or its certificate does not hold.
+        RetryError: no broker answers.
     """
     _check_chain(chain_id, topic, partition_ids)
     async with AsyncExitStack() as stack:
@@ -217,10 +229,18 @@ async def create_topic(
 ) -> bool:
     """Make a topic from which a sequencer takes orders; return False where it is there already.
 
-    By default it has the brokers' number of replicas, and keeps records for two weeks; `settings`
-    are Kafka's own. The topic of a chain is made with the chain. Raises SettingError for a name
-    that Kafka does not take, TopicError where no intake could use the topic, ConnectError,
-    RetryError.
+    By default it has the brokers' number of replicas, and keeps records for two weeks. The topic of
+    a chain is made with the chain.
+
+    Args:
+        kafka: a KafkaConfig, or the plaintext bootstrap servers.
+        settings: of the topic, by Kafka's own names.
+
+    Raises:
+        SettingError: Kafka does not take the name.
+        TopicError: no intake could use the topic.
+        ConnectError: the brokers refuse the login, or their certificate does not hold.
+        RetryError: no broker answers.
     """
     from sequencer import TopicIntakeConfig, check_intake_topic
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 CLEAN_UP_SECONDS: Final = 30.0
-"""How long the clean-up after SIGTERM may take; supervisors commonly kill after that."""
+"""Deadline of the clean-up after SIGTERM; supervisors commonly kill after that."""
 
 
 def report_ready(status: str) -> None:

@@ -1,4 +1,4 @@
-"""How a command ends: every error becomes one line on stderr and one exit code.
+"""The end of a command: every error becomes one line on stderr and one exit code.
 
     0    clean
     1    findings: the command completed, and something is wrong with the data
@@ -67,11 +67,11 @@ _PASSWORD_IN_URL: Final = re.compile(r"(://[^\s:/@]*:)[^\s@]+@")
 _LEAD: Final = (
     r"(?i:((?:pass(?:word|wd|phrase)?|secret|token)['\"]?(?:\s*=\s*['\"]?|\s*:\s*['\"])))"
 )
-"""What precedes a password: `password=`, `'sslpassword': '`."""
+"""The text before a password: `password=`, `'sslpassword': '`."""
 
 
 class ExitCode(enum.IntEnum):
-    """What `chainctl` returns; a command's function may return one, None means clean."""
+    """The exit codes of `chainctl`; a command's function may return one, None means clean."""
 
     CLEAN = 0
     FINDINGS = 1
@@ -169,7 +169,9 @@ def _text(error: BaseException) -> str:
     if isinstance(error, OrderchainError) or package == "local_stack":
         return text or kind
     if isinstance(error, ModuleNotFoundError):
-        return _missing_text(error)
+        name = (error.name or "").partition(".")[0]
+        extra = PACKAGE_EXTRAS.get(name)
+        return text if extra is None else not_installed(name, extra)
     if isinstance(error, TimeoutError):
         return text or "a deadline passed"
     if isinstance(error, OSError) and error.strerror:
@@ -181,10 +183,3 @@ def _text(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "out of memory"
     return f"internal error: {kind}: {text} (--log-level debug shows where)"
-
-
-def _missing_text(error: ModuleNotFoundError) -> str:
-    """Return how to get a package that is not installed."""
-    name = (error.name or "").partition(".")[0]
-    extra = PACKAGE_EXTRAS.get(name)
-    return str(error) if extra is None else not_installed(name, extra)

@@ -1,4 +1,4 @@
-"""What makes commits late on a database's machine, as far as a client can see it.
+"""Causes of late commits on a database's machine, as far as a client can see them.
 
 Some of it is in files: they are looked at only where they are this machine's, and this server's.
 """
@@ -37,22 +37,15 @@ class Late(NamedTuple):
 async def look_for_late_commits(connection: Connection) -> list[Late]:
     """Look at settings of the log, and, where they can be seen, at its disk and at the kernel."""
     row = await connection.fetchrow(SQL["log_settings"])
+    method, size = row["sync_method"], row["min_wal_bytes"]
+    cheaper = "wal_sync_method = fdatasync, or what pg_test_fsync finds the fastest"
+    larger = "min_wal_size = what is written between two checkpoints: commits wait for new files"
+    found = f"min_wal_size is {size // 2**20:,} MiB"
     return [
-        _flush(row["sync_method"]),
-        _files(row["min_wal_bytes"]),
+        Late("commit: flush", method, "" if method in _CHEAP_FLUSHES else cheaper),
+        Late("commit: log files", found, larger if size < WAL_BYTES_MIN else ""),
         *_on_the_machine(files_of(row)),
     ]
-
-
-def _flush(method: str) -> Late:
-    to_do = "wal_sync_method = fdatasync, or what pg_test_fsync finds the fastest"
-    return Late("commit: flush", method, "" if method in _CHEAP_FLUSHES else to_do)
-
-
-def _files(size: int) -> Late:
-    to_do = "min_wal_size = what is written between two checkpoints: commits wait for new files"
-    found = f"min_wal_size is {size // 2**20:,} MiB"
-    return Late("commit: log files", found, to_do if size < WAL_BYTES_MIN else "")
 
 
 def files_of(row: Mapping[str, object]) -> Path | None:
@@ -64,12 +57,9 @@ def files_of(row: Mapping[str, object]) -> Path | None:
         control = (folder / "global" / "pg_control").read_bytes()
     except OSError:
         return None
-    return folder if control[:8] in _images(row["identifier"]) else None
-
-
-def _images(identifier: object) -> list[bytes]:
-    number = int(str(identifier))
-    return [number.to_bytes(8, order) for order in ("little", "big")]
+    number = int(str(row["identifier"]))
+    is_its = control[:8] in (number.to_bytes(8, "little"), number.to_bytes(8, "big"))
+    return folder if is_its else None
 
 
 def _on_the_machine(folder: Path | None) -> Iterator[Late]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from chain_kernel.model import ServerIdentity
 
 LOCK_SECONDS: Final = 5.0
-"""How long a statement waits for a lock before it is given up, and its holder is named."""
+"""Longest wait of a statement for a lock; then it is given up, and the holder is named."""
 
 _LOCK_LOOK_SECONDS: Final = 0.5
 _HOLDERS_SHOWN: Final = 3

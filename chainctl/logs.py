@@ -1,4 +1,4 @@
-"""What is logged while a command runs: its form, its bounds, and what is left out of it."""
+"""The log of a running command: its form, its bounds, and what is left out of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TRACEBACK_INDENT: Final = "  "
 
 
 class Subject(NamedTuple):
-    """What a running command works on, for each of its lines; None where that is not known."""
+    """The subject of a running command, for each of its lines; None where that is not known."""
 
     chain: int | None = None
     name: str | None = None

@@ -49,10 +49,10 @@ LENGTH_BYTES: Final = 4
 
 
 class Look(Struct, Generic[_Samples], frozen=True, array_like=True):
-    """How the parts are at one instant: a report of the process that works."""
+    """The state of the parts at one instant: a report of the process that works."""
 
     at: float
-    """When, by the monotonic clock, which is the machine's."""
+    """The time, by the monotonic clock, which is the machine's."""
     why_not_live: str | None
     why_not_ready: str | None
     samples: _Samples
@@ -106,11 +106,11 @@ _NONE: Final = Raw(msgspec.msgpack.encode(None))
 
 
 async def _rendered(samples: Raw, at: float) -> tuple[MonitorAnswer, float]:
-    return await asyncio.to_thread(_render, samples), at  # many chains take a second
-
-
-def _render(samples: Raw) -> MonitorAnswer:
-    return metrics_of(msgspec.msgpack.decode(samples, type=list[Sample]))
+    # In a thread: those of many chains take a second.
+    page = await asyncio.to_thread(
+        lambda: metrics_of(msgspec.msgpack.decode(samples, type=list[Sample]))
+    )
+    return page, at
 
 
 async def _serve(listening: socket.socket, working: socket.socket) -> None:

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS: Final = 1.0
-"""How old an answer may be; a death of the process is seen as soon."""
+"""Greatest age of an answer; a death of the process is seen as soon."""
 
 _LOOK_SECONDS: Final = 2.0
-"""How soon the working loop must answer a look; probes commonly wait for less than 5 s."""
+"""Deadline of a look at the working loop; probes commonly wait for less than 5 s."""
 
 _LOOK_SHARE: Final = 0.02
-"""What metrics may take of the loop that works: those of 1,000 chains are taken every few seconds,
-the health of all each second."""
+"""Share of the working loop that metrics may take: those of 1,000 chains are taken every few
+seconds, the health of all each second."""
 
 _TAKE_SECONDS: Final = 5.0
 """A process that takes nothing for so long is replaced."""
@@ -56,7 +56,8 @@ _LASTED_SECONDS: Final = 30.0
 """One that has lasted longer is started again after 1 s."""
 
 _DUE_SECONDS_MAX: Final = 15.0
-"""How long samples are shown again, at most: a look takes long where the process was stopped."""
+"""Longest time for which samples are shown again: a look takes long where the process was
+stopped."""
 
 
 class Reporting:

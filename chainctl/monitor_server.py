@@ -1,4 +1,4 @@
-"""What a command that runs long shows of itself: `--http`."""
+"""Metrics and health of a command that runs long: `--http`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from chain_kernel.monitoring import Monitor, MonitoredPart
 
 STOP_SECONDS: Final = 2.0
-"""How long the server may take to end: an answer under way is made at once."""
+"""Deadline of the server's end: an answer under way is made at once."""
 
 _BACKLOG: Final = 64
 
@@ -28,7 +28,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 class Address(NamedTuple):
-    """Where to listen."""
+    """An address to listen at."""
 
     host: str
     port: int
@@ -90,7 +90,7 @@ async def watched(address: Address | None) -> AsyncIterator[Watch]:
 
 @contextmanager
 def watched_beside(address: Address | None) -> Iterator[Watch]:
-    """Do as `watched` for a command that holds its thread: it is looked at from another one."""
+    """Serve the parts that the block adds, for a command that holds its thread."""
     with _served(address, None) as watch:
         yield watch
 

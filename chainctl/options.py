@@ -99,7 +99,7 @@ EXAMPLES: Final = {
     "messages serve": "--clients /etc/orderchain/clients.toml",
     "messages token": "--json",
 }
-"""What may follow a command; a test has each one read as a call would read it."""
+"""Arguments of an example of each command; a test has each one read as a call would read it."""
 
 
 def write_example(ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -187,7 +187,7 @@ class CommandGroup(Group, Command):
 
 
 SECRETS: Final = "chainctl.secrets"
-"""Where the passwords of this call are kept in click's context, so that errors can hide them."""
+"""The key, in click's context, for the passwords of this call, so that errors can hide them."""
 
 IS_DEBUG: Final = "chainctl.is_debug"
 """The key, in click's context, for whether errors show their traceback."""
@@ -224,7 +224,7 @@ class ChainIds(click.ParamType):  # type: ignore[type-arg] # generic only in new
 
 
 class Start(click.ParamType):  # type: ignore[type-arg] # generic only in new versions
-    """Where to begin, as `StartAt.parse` takes it."""
+    """A place to begin: `beginning`, `end` or a time."""
 
     name = "start"
 
@@ -311,7 +311,7 @@ def options(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], C
 
 
 class ActByHand(NamedTuple):
-    """Who changes something by hand, and why."""
+    """The actor of a change by hand, and the reason."""
 
     actor: str
     reason: str

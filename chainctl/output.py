@@ -39,7 +39,7 @@ _drawing: Final = threading.Event()
 """Set while the terminal's last line is a bar."""
 
 _talk_form: list[Callable[[str, str], str]] = []
-"""How to write a line of talk and its level; empty for plain text."""
+"""The writer of a line of talk and its level; empty for plain text."""
 
 
 def keep_command_line(context: click.Context, arguments: Sequence[str]) -> None:

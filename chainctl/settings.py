@@ -214,7 +214,7 @@ _HELP: Final[Mapping[str, tuple[click.ParamType | None, str]]] = {  # type: igno
 # -- as options of a command -----------------------------------------------------------------------
 
 SETTING: Final = "setting_"
-"""What the names of parameters begin with that are settings."""
+"""The prefix of parameters that are settings."""
 
 DEMO: Final = "chainctl.demo"
 """The key, in click's context, for settings that come before variables: the last demo's."""
@@ -305,7 +305,7 @@ def load_settings(arguments: Sequence[str] = ()) -> SourcedSettings:
 
 
 CONFIG_PATH: Final = "chainctl.config_path"
-"""Where click's context has the path of the file that was read."""
+"""The key, in click's context, for the path of the file that was read."""
 
 
 def _read_config(context: click.Context, _: click.Parameter, named: str | None) -> None:

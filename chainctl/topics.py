@@ -28,7 +28,7 @@ ACT_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 2.0
 
 _RECORD_OVERHEAD_BYTES: Final = 4_096
-"""What Kafka adds to one record: below 100 bytes, with room for headers to come."""
+"""Bytes that Kafka adds to one record: below 100, with room for headers to come."""
 
 _RETENTION_MS: Final = 7 * 24 * 3_600 * 1_000
 """A week. The topic is the fast path only: a receiver that is further behind reads the database.

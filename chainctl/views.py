@@ -1,5 +1,6 @@
-"""What is shown of chains, their receivers and acts: each row once, for tables, JSON, the console
-and what it warns of. The statements give the columns by these names.
+"""Rows of chains, their receivers and acts as they are shown, in tables, JSON and the console.
+
+The statements give the columns by these names.
 
 Times are texts of the database's clock, so ages never depend on the clock of this machine.
 """
@@ -29,7 +30,7 @@ AGREEING: Final = {"yes", "archived", "-"}
 """Standings of a checkpoint that are no contradiction."""
 
 _PAYLOAD_CHARACTERS: Final = 60
-"""How much of a payload a table shows; JSON has all of it."""
+"""Characters of a payload in a table; JSON has all of it."""
 
 
 class ChainLine(Struct, frozen=True, kw_only=True):
@@ -56,12 +57,12 @@ class ChainLine(Struct, frozen=True, kw_only=True):
 
     @property
     def is_led(self) -> bool:
-        """Whether a process leads it."""
+        """True if a process leads it."""
         return self.leader_state in ("leads", "steps down")
 
     @property
     def is_late(self) -> bool:
-        """Whether what is committed waits too long to be published."""
+        """True if committed orders wait too long to be published."""
         return LAG_LIMITS.are_exceeded(self.unpublished_ids, self.unpublished_seconds)
 
     @property
@@ -107,7 +108,7 @@ class ReceiverLine(Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """How it is: `halted`, `contradicted`, `late` or `keeps up`."""
+        """`halted`, `contradicted`, `late` or `keeps up`."""
         if self.halted:
             return "halted"
         if self.agrees not in AGREEING:
@@ -136,7 +137,7 @@ class GapLine(Struct, frozen=True, kw_only=True):
 
 
 class ActLine(Struct, frozen=True, kw_only=True):
-    """What somebody did by hand."""
+    """A change by hand."""
 
     act_id: int
     chain: int

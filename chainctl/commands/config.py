@@ -1,4 +1,4 @@
-"""`chainctl config`: what is set, and by what."""
+"""`chainctl config`: settings and their sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def config() -> None:
-    """What is set, and by what."""
+    """Settings and their sources."""
 
 
 @config.command()

@@ -1,4 +1,4 @@
-"""`chainctl doctor`: what would make a start fail later, and what to do."""
+"""`chainctl doctor`: checks of what a start needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chain_kernel.version import installed_version
 from chainctl.database import SQL, connected_to, database_id, primary_id
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode, error_line
-from chainctl.late_commits import Late, look_for_late_commits
+from chainctl.late_commits import look_for_late_commits
 from chainctl.options import (
     Command,
     json_option,
@@ -43,7 +43,7 @@ from chainctl.views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine, Iterator, Mapping
 
     from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.database import Connection
@@ -202,7 +202,10 @@ async def _database(settings: Settings) -> list[DoctorLine]:
             await look_at_replication(connection),
             await look_at_notifications(connection),
             await _room(connection),
-            *map(_late_commit, await look_for_late_commits(connection)),
+            *(
+                DoctorLine(late.what, WARNING if late.to_do else OK, late.found, late.to_do)
+                for late in await look_for_late_commits(connection)
+            ),
         ]
 
 
@@ -337,10 +340,6 @@ async def look_at_notifications(connection: Connection) -> DoctorLine:
     return _warning("notifications", f"{used:.0%} of the queue is used", to_do)
 
 
-def _late_commit(late: Late) -> DoctorLine:
-    return DoctorLine(late.what, WARNING if late.to_do else OK, late.found, late.to_do)
-
-
 async def _room(connection: Connection) -> DoctorLine:
     """Write a little, and take it back: a client cannot ask how full the server's disk is."""
     from chain_kernel.clients.postgres_errors import (
@@ -375,39 +374,35 @@ async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -
         return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
     topics += [chain.topic for chain in chains]
     return [
-        *map(_leader, chains),
-        *(_late(chain) for chain in chains if chain.is_late),
-        *(_halted(each) for each in receivers if each.state == "halted"),
-        *(_contradicted(each) for each in receivers if each.state == "contradicted"),
+        *(line for chain in chains for line in _chain(chain)),
+        *(line for receiver in receivers for line in _receiver(receiver)),
         *(_lacking_rows(gap) for gap in lines_of(GapLine, gaps) if gap.outcome == "missing"),
         *map(_contradicted_mark, marks),
     ]
 
 
-def _leader(chain: ChainLine) -> DoctorLine:
+def _chain(chain: ChainLine) -> Iterator[DoctorLine]:
     what, life = f"leader of chain {chain.chain}", chain.leader_life
     found = life if not chain.leader else f"{chain.leader}: {life}"
     if chain.leader_state == "silent":
-        return _warning(what, found, "start a sequencer, or look why its standby does not lead")
-    return _ok(what, found)
+        yield _warning(what, found, "start a sequencer, or look why its standby does not lead")
+    else:
+        yield _ok(what, found)
+    if chain.is_late:
+        rows = counted(chain.unpublished_rows, "row")
+        found = f"{rows} wait to be published, for {chain.unpublished_seconds:.1f} s"
+        yield _warning(f"orders of chain {chain.chain}", found, "docs/runbooks/lagging-kafka.md")
 
 
-def _late(chain: ChainLine) -> DoctorLine:
-    rows = counted(chain.unpublished_rows, "row")
-    found = f"{rows} wait to be published, for {chain.unpublished_seconds:.1f} s"
-    return _warning(f"orders of chain {chain.chain}", found, "docs/runbooks/lagging-kafka.md")
-
-
-def _halted(line: ReceiverLine) -> DoctorLine:
-    to_do = f"verify the chain, then chainctl unhalt {line.receiver} --chain {line.chain}"
+def _receiver(line: ReceiverLine) -> Iterator[DoctorLine]:
     what = f"receiver {line.receiver} of chain {line.chain}"
-    return _failed(what, f"has halted: {line.halted}", to_do)
-
-
-def _contradicted(line: ReceiverLine) -> DoctorLine:
-    found = f"the database contradicts its checkpoint: {line.agrees}"
-    to_do = f"chainctl verify --chain {line.chain} --source database --seals --expect-seals DIR"
-    return _failed(f"receiver {line.receiver} of chain {line.chain}", found, to_do)
+    if line.state == "halted":
+        to_do = f"verify the chain, then chainctl unhalt {line.receiver} --chain {line.chain}"
+        yield _failed(what, f"has halted: {line.halted}", to_do)
+    elif line.state == "contradicted":
+        found = f"the database contradicts its checkpoint: {line.agrees}"
+        to_do = f"chainctl verify --chain {line.chain} --source database --seals --expect-seals DIR"
+        yield _failed(what, found, to_do)
 
 
 def _contradicted_mark(mark: Mapping[str, Any]) -> DoctorLine:

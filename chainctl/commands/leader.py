@@ -1,4 +1,4 @@
-"""`chainctl leader`, `step-down` and `takeover`: who leads a chain, and acts on it."""
+"""`chainctl leader`, `step-down` and `takeover`: the leader of a chain, and acts on it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOK_SECONDS: Final = 0.2
 
 
 class LeaderAct(Struct, frozen=True, kw_only=True):
-    """What `step-down` or `takeover` did."""
+    """The result of `step-down` or `takeover`."""
 
     chain: int
     epoch: int
@@ -41,9 +41,9 @@ class LeaderAct(Struct, frozen=True, kw_only=True):
     act_id: int | None
     """The row of chain_act that records it; null for a dry run."""
     is_over: bool | None
-    """Whether the term has ended, where that was waited for."""
+    """True if the term has ended; null where that was not waited for."""
     next_leader: str | None = None
-    """Who leads after that, if somebody does."""
+    """The leader after that, if there is one."""
     next_epoch: int | None = None
 
 

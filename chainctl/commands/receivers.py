@@ -1,4 +1,4 @@
-"""`chainctl receivers`, `lag`, `gaps` and `unhalt`: what receivers store, and acts on it."""
+"""`chainctl receivers`, `lag`, `gaps` and `unhalt`: the stored state of receivers, acts on it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def gaps(
 
 
 class ReceiverAct(Struct, frozen=True, kw_only=True):
-    """What an act did to a receiver, or would do."""
+    """An act on a receiver, done or to be done."""
 
     chain: int
     receiver: str

@@ -1,4 +1,4 @@
-"""`chainctl tail`, `show`, `rejects` and `acts`: what is stored, without SQL."""
+"""`chainctl tail`, `show`, `rejects` and `acts`: stored rows, without SQL."""
 
 from __future__ import annotations
 

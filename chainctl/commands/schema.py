@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _APPLIER: Final = f"{OWNER}, or has CREATEROLE, and owns the database"
-"""Who may apply the schema; see `docs/permissions.md`."""
+"""The login that may apply the schema; see `docs/permissions.md`."""
 
 STEP_SECONDS: Final = 60.0
 """Deadline of one statement of an upgrade: it may rewrite a table."""
@@ -171,15 +171,11 @@ async def _upgrade(
     return steps
 
 
-def _apply_command(part: SchemaPart) -> str:
-    option = "" if part.name == "chain" else f" --part {part.name}"
-    return f"chainctl schema apply{option}"
-
-
 async def _require_there(connection: Connection, part: SchemaPart) -> Version:
     """Return the version of the part. Raises SchemaError where it is not there."""
     if (version := await read_version(connection, part)) is None:
-        expected = f"the tables of part {part.name} ({_apply_command(part)})"
+        option = "" if part.name == "chain" else f" --part {part.name}"
+        expected = f"the tables of part {part.name} (chainctl schema apply{option})"
         raise SchemaError("schema", "none", expected)
     return version
 

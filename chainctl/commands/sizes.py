@@ -1,4 +1,4 @@
-"""`chainctl sizes`: what the database, its log and the topics hold, and how fast they grow."""
+"""`chainctl sizes`: the sizes of the database, its log and the topics, and their growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`chainctl stack`: real servers on this machine, and `--demo` for what the last demo has left."""
+"""`chainctl stack`: real servers on this machine, and `--demo`, the settings of the last demo."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from chainctl.output import data_json, data_text, table, talk
 from chainctl.settings import CONFIG_PATH, DEMO, ENVIRONMENT_PREFIX, load_settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from chainctl.settings import Settings
     from local_stack import LocalStack, StackStatus
 
@@ -52,18 +50,15 @@ def reset(settings: Settings, is_sure: bool) -> ExitCode:
     It asks first. Exit code 2 if the answer is no, and without a terminal unless --yes is given.
     """
     local = stack_of(settings)
-    if local.directory.is_dir() and not (is_sure or _agrees(local.directory)):
-        talk("chainctl: nothing was deleted")
-        return ExitCode.REFUSED
+    folder = local.directory
+    if folder.is_dir() and not is_sure:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise click.UsageError(f"no terminal to ask whether {folder} may be deleted: --yes.")
+        if not click.confirm(f"Delete all databases and topics in {folder}?", err=True):
+            talk("chainctl: nothing was deleted")
+            return ExitCode.REFUSED
     local.reset(talk)
     return ExitCode.CLEAN
-
-
-def _agrees(directory: Path) -> bool:
-    """Ask on the terminal whether the stack may be deleted. Raises UsageError without one."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise click.UsageError(f"no terminal to ask whether {directory} may be deleted: --yes.")
-    return click.confirm(f"Delete all databases and topics in {directory}?", err=True)
 
 
 @stack.command()
@@ -88,7 +83,10 @@ def env(settings: Settings, as_json: bool) -> None:
         data_json(variables)
         return
     for name, value in variables.items():
-        data_text(f"export {name}={_quoted(value)}")
+        quoted = shlex.quote(value)
+        if not quoted.startswith("'"):  # it needs none, and gets them all the same
+            quoted = f"'{quoted}'"
+        data_text(f"export {name}={quoted}")
 
 
 def stack_of(settings: Settings) -> LocalStack:
@@ -113,17 +111,11 @@ def _show(status: StackStatus, *, as_json: bool) -> None:
         table(names, rows)
 
 
-def _quoted(value: str) -> str:
-    """Return `value` for a shell, always in quotes."""
-    quoted = shlex.quote(value)
-    return quoted if quoted.startswith("'") else f"'{quoted}'"
-
-
-# -- what the last demo has left ------------------------------------------------------------------
+# -- the last demo --------------------------------------------------------------------------------
 
 
 def _take_last_demo(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Make what the last demo has left the default of every option. Raises SettingError."""
+    """Make servers, chain and files of the last demo the defaults. Raises SettingError."""
     if not wanted or context.resilient_parsing:
         return
     from local_stack.last_demo import last_demo

@@ -1,4 +1,4 @@
-"""The console as an ASGI application: the page, what it shows, and who may read it."""
+"""The console as an ASGI application: the page, its data, and the access to both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
     from pathlib import Path
 
     from starlette.types import Message, Receive, Scope, Send
@@ -59,12 +58,12 @@ _FORWARDED: Final = re.compile("forwarded|via|x-real-ip|x-forwarded-.*")
 
 
 class Access(Struct, frozen=True, kw_only=True):
-    """Who may read."""
+    """The rules of access."""
 
     token: str
     """The password of readers, whatever their name: browsers ask for it, and keep it."""
     is_open: bool
-    """Whether reading needs no token: on loopback alone, without a proxy, and by a loopback name,
+    """True if reading needs no token: on loopback alone, without a proxy, and by a loopback name,
     since a page elsewhere may have its own name lead here."""
 
     def is_open_to(self, request: Request) -> bool:
@@ -110,7 +109,9 @@ class Console:
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _add_headers(message)
+                headers = list(message["headers"])
+                known = {name.lower() for name, _ in headers}
+                message["headers"] = headers + [each for each in _HEADERS if each[0] not in known]
             await send(message)
 
         refusal = self._refusal_of(Request(scope)) if scope["type"] == "http" else None
@@ -179,9 +180,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _add_headers(message: MutableMapping[str, object]) -> None:
-    headers = list(message["headers"])  # type: ignore[call-overload] # ASGI: pairs
-    known = {name.lower() for name, _ in headers}
-    message["headers"] = headers + [each for each in _HEADERS if each[0] not in known]

@@ -1,4 +1,4 @@
-"""What the console shows: a snapshot, what needs a person in it, and what changed since the last.
+"""The state that the console shows: a snapshot, its notices, and its changes since the last one.
 
 Pure: rows in, values out. Times are texts of the database's clock, so ages never depend on the
 clock of this machine or of a viewer.
@@ -31,7 +31,7 @@ class OutboxLine(Struct, frozen=True, kw_only=True):
     """The deliveries of one status to one destination, as `chainctl outbox status` shows them."""
 
     destination: str | None
-    """None for a trouble of all of them: no relay runs."""
+    """None for an error of all of them: no relay runs."""
     status: str | None
     deliveries: int
     oldest_seconds: float | None
@@ -44,7 +44,7 @@ class OutboxLine(Struct, frozen=True, kw_only=True):
 
 
 class VerifiedLine(Struct, frozen=True, kw_only=True):
-    """How far a chain was proven whole: its last verified mark."""
+    """The last verified mark of a chain: up to there it was proven whole."""
 
     chain: int
     until_id: int | None
@@ -54,17 +54,17 @@ class VerifiedLine(Struct, frozen=True, kw_only=True):
     contradicted_id: int | None
     """The first mark whose rows are no longer those that were verified; None if all hold."""
     contradicted: int
-    """How many marks do not hold."""
+    """The number of marks that do not hold."""
 
 
 class ReportFile(Struct, frozen=True, kw_only=True):
     """The page that `chainctl verify --report` wrote last."""
 
     title: str
-    """What it says of itself: the verdict."""
+    """Its title: the verdict."""
     written: str
     is_clean: bool | None
-    """Whether all was whole; None for a page that does not say it."""
+    """True if all was whole; None for a page that does not say it."""
 
 
 class Overview(Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     level: Literal["bad", "warn"]
     section: str
-    """Where on the page it is shown: `chains`, `receivers`, `gaps`, `outbox`, `inboxes` or
+    """The part of the page that shows it: `chains`, `receivers`, `gaps`, `outbox`, `inboxes` or
     `verified`."""
     chain: int | None
     text: str
@@ -165,7 +165,7 @@ def blocking(snapshot: Overview) -> list[GapLine]:
 
 
 def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
-    troubles: dict[str | None, str] = {}
+    errors: dict[str | None, str] = {}
     silences: dict[str | None, str] = {}
     for line in outbox:
         if line.status == "abnormal":
@@ -178,12 +178,12 @@ def _of_outbox(outbox: Iterable[OutboxLine]) -> Iterator[Notice]:
             text = f"Outbox: {many} to {line.destination} fell due and are not sent."
             yield Notice(level="warn", section="outbox", chain=None, text=text)
         if line.trouble:
-            troubles[line.destination] = line.trouble
+            errors[line.destination] = line.trouble
         if line.silent:
             silences[line.destination] = line.silent
-    for destination, trouble in troubles.items():
+    for destination, error in errors.items():
         of = "" if destination is None else f", destination {destination}"
-        text = f"Outbox{of}: {trouble}."
+        text = f"Outbox{of}: {error}."
         yield Notice(level="bad", section="outbox", chain=None, text=text)
     for destination, silent in silences.items():
         text = f"Outbox, destination {destination}: {silent}."
@@ -217,7 +217,7 @@ def _of_verification(snapshot: Overview) -> Iterator[Notice]:
 
 
 class Look(Struct, frozen=True):
-    """What is kept of a look, to compute how fast the chains grow."""
+    """The heads of a look, to compute the pace of the chains."""
 
     at: float
     """The database's time, in seconds."""

@@ -1,4 +1,4 @@
-"""Reads what the console shows, by the statements of the reading commands, over one connection."""
+"""Reads the console's state, by the statements of the reading commands, over one connection."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ LINGER_SECONDS: Final = 60.0
 LEDGER_SECONDS: Final = 3.0
 OUTBOX_SECONDS: Final = 5.0
 VERIFIED_SECONDS: Final = 30.0
-"""How often the parts that move slowly are read: counting deliveries reads all of them, and every
-verified mark is held against its batch."""
+"""Pauses between two reads of the parts that move slowly: counting deliveries reads all of them,
+and every verified mark is held against its batch."""
 
 OVERDUE_SECONDS: Final = 60.0
 """The default of `chainctl outbox status`."""
@@ -245,7 +245,20 @@ class StateReader:
 
     async def _read_verified(self, connection: Connection) -> tuple[VerifiedLine, ...]:
         chains = self._chains.value.chains if self._chains.value is not None else ()
-        return tuple([await _verified_of(connection, line.chain) for line in chains])
+        lines = []
+        for chain in chains:
+            extent = await extent_of(connection, chain.chain)
+            mark, contradicted = extent.mark, extent.contradicted
+            line = VerifiedLine(
+                chain=chain.chain,
+                until_id=mark.until_id if mark else None,
+                verified_by=mark.verified_by if mark else None,
+                verified_at=utc(mark.verified_at) if mark else None,
+                contradicted_id=contradicted.until_id if contradicted else None,
+                contradicted=contradicted.count if contradicted else 0,
+            )
+            lines.append(line)
+        return tuple(lines)
 
 
 async def _read_ledger(connection: Connection) -> Ledger:
@@ -270,19 +283,6 @@ async def _read_inboxes(connection: Connection) -> tuple[acts.InboxCount, ...] |
     if not await has_part(connection, "inbox"):
         return None
     return tuple(await acts.DeadLetters(connection).inboxes())
-
-
-async def _verified_of(connection: Connection, chain_id: int) -> VerifiedLine:
-    standing = await extent_of(connection, chain_id)
-    mark, contradicted = standing.mark, standing.contradicted
-    return VerifiedLine(
-        chain=chain_id,
-        until_id=mark.until_id if mark else None,
-        verified_by=mark.verified_by if mark else None,
-        verified_at=utc(mark.verified_at) if mark else None,
-        contradicted_id=contradicted.until_id if contradicted else None,
-        contradicted=contradicted.count if contradicted else 0,
-    )
 
 
 def report_file(path: Path) -> ReportFile | None:

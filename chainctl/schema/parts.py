@@ -143,7 +143,7 @@ class Migration(NamedTuple):
 
 
 class Version(NamedTuple):
-    """Which version a database is of."""
+    """The version of a database."""
 
     version: int
     upgrade_to: int | None
@@ -191,14 +191,18 @@ def steps_to(
     """
     if (newest := now.upgrade_to or now.version) > target:
         raise SchemaError("schema version", newest, f"at most {target}; use a newer orderchain")
-    steps = []
+    steps: list[UpgradeStep] = []
     for number in range(now.version + 1, target + 1):
         if (migration := migrations.get(number)) is None:
             expected = (
                 f"{target}, and no migration leads to {number}: apply it to an empty database"
             )
             raise SchemaError("schema version", now.version, expected)
-        steps += _halves(migration)
+        title = f"{number:04}_{migration.name}"
+        steps += [
+            UpgradeStep(f"{title}.before", migration.before, Version(number - 1, number)),
+            UpgradeStep(f"{title}.after", migration.after, Version(number, None)),
+        ]
     if now.upgrade_to is not None:
         del steps[0]
     if finishes:
@@ -207,14 +211,6 @@ def steps_to(
         expected = f"{target - 1}: one version at a time, or --finish while no service runs"
         raise SchemaError("schema version", now.version, expected)
     return [step for step in steps if step.leads_to.upgrade_to is not None]
-
-
-def _halves(migration: Migration) -> list[UpgradeStep]:
-    number, title = migration.version, f"{migration.version:04}_{migration.name}"
-    return [
-        UpgradeStep(f"{title}.before", migration.before, Version(number - 1, number)),
-        UpgradeStep(f"{title}.after", migration.after, Version(number, None)),
-    ]
 
 
 async def read_version(connection: Connection, part: SchemaPart) -> Version | None:

@@ -1,4 +1,4 @@
-"""What `chainctl sequence` needs beside the intakes: where a file stands, and a topic's run."""
+"""Runs of `chainctl sequence` over topics, one chain or many, and the place of a file's intake."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 async def taken_before(settings: Settings, chain_id: int, source: str) -> IntakeMark | None:
-    """Return how far `source` was taken into the chain, None if never.
+    """Return the place up to which `source` was taken into the chain, None if never.
 
     Call it before the chain is taken over: a file that will be refused must not end another
     leader's term. Raises ChainMissing, SchemaError, ConnectError.
@@ -76,7 +76,7 @@ def standard_input() -> io.FileIO:
 
 
 class TopicIntakeReport(Struct, frozen=True, kw_only=True):
-    """What `sequence` took from a topic, in one term as the leader."""
+    """The records taken from a topic, in one term as the leader."""
 
     chain: int
     topic: str
@@ -137,7 +137,7 @@ class TopicIntakeRun:
         return next((reason for part in self._parts if (reason := part.why_not_ready())), None)
 
     async def check(self) -> None:
-        """Raise what `check_intake_topic` does, unless this is a standby and the broker is away."""
+        """Check the topic. A standby whose broker is away raises nothing, and waits."""
         from sequencer import check_intake_topic
 
         try:
@@ -151,7 +151,7 @@ class TopicIntakeRun:
     async def lead(
         self, on_progress: Callable[[int, str], None], on_leading: Callable[[str], None]
     ) -> None:
-        """Do as `run`, between the check of the topic and the request to step down, once."""
+        """Lead the chain once, and feed it. Raises SteppedDown when asked to hand over."""
         from sequencer import TopicIntake, open_sequencer
 
         shared = self._shared
@@ -197,7 +197,7 @@ class ManyTopicsRun:
     def __init__(
         self, chains: Sequence[tuple[SequencerConfig, TopicIntakeConfig]], connections: int | None
     ) -> None:
-        """Raises SettingError as `SharedConnections`."""
+        """Raises SettingError for a number of `connections` out of bounds."""
         from sequencer import SharedConnections
 
         configs = [config for config, _ in chains]
@@ -234,9 +234,9 @@ class ManyTopicsRun:
         return [done for run in self._runs for done in run.taken()]
 
     async def _check(self) -> dict[str, TopicError]:
-        """Check all topics before anything is taken over; return why some cannot be read.
+        """Check all topics before anything is taken over; return the errors of some.
 
-        Raises what the first one refuses where none can be read: their name is wrong.
+        Raises the first error where none can be read: their name is wrong.
         """
         from sequencer import refused_topics
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 PayloadForm = Literal["base64", "msgpack"]
 
 SYNC_SECONDS: Final = 1.0
-"""How many seconds of rows a power cut may take from the end of a journal. They are read again; a
+"""So many seconds of rows a power cut may take from the end of a journal. They are read again; a
 shorter time would make a receiver on a slow disk wait for it at every run."""
 
 _encode = msgspec.json.Encoder().encode
@@ -67,7 +67,7 @@ class Journal:
         """The last whole line that was found at the opening; None in a new journal."""
         self._last_line = b""
         self._end = 0
-        """Where the last whole line ends, and the next one begins."""
+        """The place after the last whole line."""
         _check_path(path)
         if path.exists():
             self._open(os.O_RDWR)
@@ -110,7 +110,12 @@ class Journal:
         another process has changed the file.
         """
         lines = memoryview(encode_rows(self._chain_id, events, self._form))
-        self._check_uncut()
+        size = os.fstat(self._descriptor).st_size
+        if size != self._end:
+            raise BrokeOff(
+                f"journal {self._path}: another process has changed it: it has {size} bytes and "
+                f"had {self._end} (logrotate with copytruncate? a journal must not be rotated)"
+            )
         with self._naming_file():
             while lines:
                 written = os.write(self._descriptor, lines)
@@ -136,14 +141,6 @@ class Journal:
             f"one of this database (id {last_id} is another row there, or none; or it was written "
             "with another --decode)",
         )
-
-    def _check_uncut(self) -> None:
-        size = os.fstat(self._descriptor).st_size
-        if size != self._end:
-            raise BrokeOff(
-                f"journal {self._path}: another process has changed it: it has {size} bytes and "
-                f"had {self._end} (logrotate with copytruncate? a journal must not be rotated)"
-            )
 
     def _sync(self) -> None:
         if self._unsynced_since is not None:

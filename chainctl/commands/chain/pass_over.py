@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class PassedOver(Struct, frozen=True, kw_only=True):
-    """What `pass-over` did."""
+    """The result of `pass-over`."""
 
     chain: int
     source: str
     position: int
     next_position: int
-    """Where the intake goes on: records of one batch are lost together."""
+    """The place at which the intake goes on: records of one batch are lost together."""
     why: str
     act_id: int | None
     """The row of chain_act that records it; null for a dry run."""

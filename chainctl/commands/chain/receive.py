@@ -51,14 +51,14 @@ _decode_option: Final = click.option(
 
 
 class _Task(NamedTuple):
-    """What to receive, and when to end: without `until_id`, `idle_seconds` and `follow` at the head
-    that the database has at the start.
+    """A chain to receive, and the end: without `until_id`, `idle_seconds` and `follow` it is the
+    head that the database has at the start.
     """
 
     chain_id: int
     name: str
     is_named: bool
-    """Whether the caller gave the name: then the receiver is meant to last."""
+    """True if the caller gave the name: then the receiver is meant to last."""
     until_id: int | None
     idle_seconds: float | None
     follow: bool
@@ -84,7 +84,7 @@ class _Task(NamedTuple):
 
 
 class Count:
-    """What was received so far."""
+    """The rows received so far."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -108,7 +108,7 @@ class Count:
 
 
 class ReceiveReport(Struct, frozen=True, kw_only=True):
-    """What `receive` did."""
+    """The result of `receive`."""
 
     chain: int
     journal: str

@@ -1,4 +1,4 @@
-"""`chainctl sequence`: puts the rows of a file, or the records of a topic, into a chain."""
+"""`chainctl sequence`: a file's rows, or a topic's records, go into a chain."""
 
 from __future__ import annotations
 
@@ -40,12 +40,10 @@ if TYPE_CHECKING:
 
 _COMMIT_SECONDS: Final = 4.0
 _COMMIT_PART_OF_LEASE: Final = 0.8
-"""A commit gives up before a standby takes over: it is never the standby that has to find out."""
-
+"""Deadline of a commit, and its bound as a share of the lease: it ends before a standby leads."""
 
 _CHAIN: Final = "{chain}"
-"""What stands for the chain's number in the name of a topic."""
-
+"""The chain's number in the name of a topic."""
 
 SEQUENCER_FIELDS: Final = {
     "batch_rows": "batch_rows_max",
@@ -68,7 +66,7 @@ SEQUENCER_FIELDS: Final = {
 
 
 class SequenceResult(Struct, frozen=True, kw_only=True):
-    """What `sequence` did."""
+    """The result of `sequence` with a file."""
 
     chain: int
     source: str
@@ -257,7 +255,7 @@ def sequencer_config(
 
 
 def judge(settings: Settings) -> None:
-    """Raise SettingError for a setting that a start would refuse; an address may be missing."""
+    """Check all settings as a start does; an address may be missing. Raises SettingError."""
     for name in ("gap_database", "audit_database", "callback_database"):
         given = getattr(settings, name)
         for address in given if isinstance(given, tuple) else (given,):
@@ -271,7 +269,7 @@ def judge(settings: Settings) -> None:
 
 
 def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
-    """Raise UsageError where one of `others` was given: it would have no effect."""
+    """Raise UsageError for an option that has no effect beside `option`."""
     for name, value in others.items():
         if value is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} cannot be given with {option}")
@@ -292,7 +290,7 @@ def _topics(name: str, chain_ids: tuple[int, ...] | None) -> list[str]:
 def _take_topics(
     intake_run: TopicIntakeRun | ManyTopicsRun, label: str, http: Address | None, *, as_json: bool
 ) -> None:
-    """Run until interrupted or replaced, and report what was done, however it ends."""
+    """Run until interrupted or replaced, and report the records taken, however it ends."""
     try:
         with progress(label, None) as bar:
             run_async(intake_run.run(bar, http))
@@ -309,25 +307,20 @@ def _take_topics(
 def _add_file(
     settings: Settings, config: SequencerConfig, intake: FileIntake, name: str, *, as_json: bool
 ) -> None:
+    """Add what is new in the file; an error gets a note of the orders added before it."""
     with intake, progress(name, intake.file_bytes) as bar:
         intake.on_progress = bar.move_to
-        done = run_async(_sequence(settings, config, intake))
+        try:
+            run_async(_add(settings, config, intake))
+        except Exception as error:
+            if orders := intake.stats().orders:
+                error.add_note(f"orders added before that: {orders}")
+            raise
+        stats = asdict(intake.stats())
+    done = SequenceResult(chain=config.chain_id, source=intake.source, **stats)
     _report(done)
     if as_json:
         data_json(done)
-
-
-async def _sequence(
-    settings: Settings, config: SequencerConfig, intake: FileIntake
-) -> SequenceResult:
-    """Add what is new in the file; an error gets a note of the orders added before it."""
-    try:
-        await _add(settings, config, intake)
-    except Exception as error:
-        if orders := intake.stats().orders:
-            error.add_note(f"orders added before that: {orders}")
-        raise
-    return SequenceResult(chain=config.chain_id, source=intake.source, **asdict(intake.stats()))
 
 
 async def _add(settings: Settings, config: SequencerConfig, intake: FileIntake) -> None:

@@ -51,7 +51,12 @@ def create(
     A topic that is there already is left as it is. Either is refused where no intake could use it.
     """
     kafka, seconds = settings.kafka_config(), settings.connect_seconds
-    asked = dict(map(_assignment, assignments))
+    asked: dict[str, str] = {}
+    for text in assignments:
+        its_name, is_there, value = text.partition("=")
+        if not (its_name and is_there):
+            raise SettingError("--set", text, "NAME=VALUE, such as min.insync.replicas=2")
+        asked[its_name.strip()] = value.strip()
     made = create_topic(
         kafka, name, partitions=partitions, replicas=replicas, settings=asked,
         connect_seconds=seconds,
@@ -60,10 +65,3 @@ def create(
     talk(f"chainctl: topic {name} {'created' if is_created else 'is there already'}")
     if as_json:
         data_json({"topic": name, "topic_created": is_created})
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, is_there, value = text.partition("=")
-    if not (name and is_there):
-        raise SettingError("--set", text, "NAME=VALUE, such as min.insync.replicas=2")
-    return name.strip(), value.strip()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import asdict
 
 from chain_kernel.config import checked_text
 from chain_kernel.errors import SettingError
@@ -158,8 +159,7 @@ def _show(done: RetentionReport, dropped: DropReport | None, *, as_json: bool) -
         data_json(done)
         return
     if as_json and dropped is not None:
-        fields = {name: getattr(done, name) for name in done.__struct_fields__}
-        data_json({**fields, "dropped": dropped.tables, "act_id": dropped.act_id})
+        data_json({**asdict(done), "dropped": dropped.tables, "act_id": dropped.act_id})
         return
     did = "" if done.is_done else "to be "
     tables = ", ".join(done.partitions) or "none"

@@ -1,4 +1,4 @@
-"""The verified mark of a chain: where `chainctl verify` begins, and how it moves the mark."""
+"""The verified mark of a chain: `chainctl verify` begins after it, and moves it."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class Beginning(NamedTuple):
 
 def beginning_of(
     settings: Settings, chain_id: int, start: int | None, head: int | None, *, is_marked: bool,
-    standing: VerifiedExtent | None = None,
+    extent: VerifiedExtent | None = None,
 ) -> Beginning:  # fmt: skip
-    """Return where to begin: at `start`, after the mark if it `is_marked`, or after the archive.
+    """Return the beginning: at `start`, after the mark if it `is_marked`, or after the archive.
 
-    A mark also shows how far the chain had come, whatever head the database reports now. Where one
-    is contradicted, everything up to there must be verified again. `standing` may have been read.
+    A mark also shows a head that the chain had, whatever the database reports now. Where one is
+    contradicted, everything up to there must be verified again. `extent` may have been read.
     """
     from chain_verifier.verified_mark import read_extent
 
     try:
-        standing = standing or read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
+        extent = extent or read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
     except (RefusedError, RetryError) as error:
         if is_marked or isinstance(error, SchemaError):
             raise  # before Spark starts, which takes its time
         return Beginning(start or 0, head)  # the verifier meets the same, and reports it
-    if is_marked or standing.contradicted is not None:
-        head = max(standing.known_head, head or 0)
+    if is_marked or extent.contradicted is not None:
+        head = max(extent.known_head, head or 0)
     if start is None:
-        start = standing.start if is_marked else standing.boundary_id
-    return Beginning(start, head, standing.contradicted)
+        start = extent.start if is_marked else extent.boundary_id
+    return Beginning(start, head, extent.contradicted)
 
 
-def standings_of(settings: Settings, chains: Sequence[int]) -> dict[int, VerifiedExtent]:
-    """Return what is known of many chains, read over one connection; nothing if that fails."""
+def extents_of(settings: Settings, chains: Sequence[int]) -> dict[int, VerifiedExtent]:
+    """Return the verified extents of many chains, over one connection; none if that fails."""
     from chain_verifier.verified_mark import read_extents
 
     try:

@@ -1,4 +1,4 @@
-"""`chainctl repair`: writes back what a chain lacks, where the seals prove it."""
+"""`chainctl repair`: writes missing rows of a chain back, where the seals prove them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec.structs import asdict
 
 from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
@@ -88,7 +89,7 @@ def repair(
             progress=lambda line: bar.move_to(0, line),
         )
     if as_json:
-        data_json({**_as_json(done.plan), "act_id": done.act_id})
+        data_json({**asdict(done.plan), "act_id": done.act_id})
     elif done.act_id is not None:
         talk(f"chainctl: done, and recorded as act {done.act_id}")
     return ExitCode.FINDINGS if done.plan.left else ExitCode.CLEAN
@@ -121,7 +122,3 @@ def _show(plan: RepairPlan, as_json: bool) -> None:
         f"chainctl: chain {plan.chain}: to be written back from {plan.source}: {what}{head}; "
         f"left: {left}"
     )
-
-
-def _as_json(plan: RepairPlan) -> dict[str, object]:
-    return {name: getattr(plan, name) for name in plan.__struct_fields__}

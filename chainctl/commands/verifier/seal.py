@@ -42,7 +42,7 @@ class SealLine(Struct, frozen=True, kw_only=True):
     seal: str
     """64 hexadecimal digits."""
     committed_at: str
-    """When that row was committed, by the sequencer's clock, in UTC."""
+    """The time of that row's commit, by the sequencer's clock, in UTC."""
     database_id: str
 
 
@@ -64,17 +64,17 @@ METRICS: Final = (
         lambda stored: time.monotonic() - stored.monotonic_seconds,
     ),
 )  # fmt: skip
-"""What `seal export --every` exports, with the label `chain`."""
+"""The metrics of `seal export --every`, with the label `chain`."""
 
 
 class _Exports:
-    """What was stored so far, for the monitor; it is read from another thread."""
+    """The seals stored so far, for the monitor; it is read from another thread."""
 
     def __init__(self, every_seconds: float) -> None:
         self._every_seconds = every_seconds
         self._stored: dict[int, _Stored] = {}
         self._ended = time.monotonic()
-        """When all chains were stored last, or the command began."""
+        """The time of the last whole round, or of the begin."""
 
     def add(self, seal: SealLine) -> None:
         self._stored[seal.chain_id] = _Stored(seal.id, time.monotonic())
@@ -146,7 +146,7 @@ def export(
         while True:
             try:
                 for seal in run_async(_seals(settings, chains)):
-                    _deliver(place, _file_of(seal, key), as_json=as_json)
+                    _store(place, seal, key, as_json=as_json)
                     exports.add(seal)
                 exports.end_round()
             except (RetryError, ConnectError) as error:
@@ -260,8 +260,19 @@ async def _seals(settings: Settings, chains: tuple[int, ...]) -> list[SealLine]:
     return lines
 
 
-def _file_of(line: SealLine, key: Any) -> SealFile:  # noqa: ANN401 - an Ed25519PrivateKey or None
-    from chain_verifier.seal_files import VERSION, SealFile, signed
+def _is_url(place: str) -> bool:
+    return urlsplit(place).scheme in {"http", "https"}
+
+
+def _store(
+    place: str,
+    line: SealLine,
+    key: Any,  # noqa: ANN401 - an Ed25519PrivateKey or None
+    *,
+    as_json: bool,
+) -> None:
+    """Store a seal as a file, in a folder or below a URL. `key` signs it."""
+    from chain_verifier.seal_files import VERSION, SealFile, signed, store
 
     seal = SealFile(
         version=VERSION,
@@ -273,16 +284,8 @@ def _file_of(line: SealLine, key: Any) -> SealFile:  # noqa: ANN401 - an Ed25519
         exported_at=utc(datetime.now(UTC)),
         exported_by=user_and_host(),
     )
-    return seal if key is None else signed(seal, key)
-
-
-def _is_url(place: str) -> bool:
-    return urlsplit(place).scheme in {"http", "https"}
-
-
-def _deliver(place: str, seal: SealFile, *, as_json: bool) -> None:
-    from chain_verifier.seal_files import store
-
+    if key is not None:
+        seal = signed(seal, key)
     stored = run_async(_put(place, seal)) if _is_url(place) else str(store(Path(place), seal))
     talk(f"chainctl: seal of chain {seal.chain_id} at {seal.id} stored as {stored}")
     if as_json:

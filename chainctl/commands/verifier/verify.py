@@ -1,4 +1,4 @@
-"""`chainctl verify`: proves chains whole with Spark, or names their faults."""
+"""`chainctl verify`: proves chains whole, or names their faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chain_kernel.sql import AUDITOR
 from chain_kernel.text import counted
 from chain_kernel.version import installed_version
 from chainctl.commands.stack import demo_option
-from chainctl.commands.verifier.mark import Beginning, beginning_of, move_mark, standings_of
+from chainctl.commands.verifier.mark import Beginning, beginning_of, extents_of, move_mark
 from chainctl.commands.verifier.verify_replay import verify_replay
 from chainctl.commands.verifier.verify_table import verify_table
 from chainctl.exits import ExitCode, hide_secrets
@@ -78,8 +78,8 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
 def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
     """Verify the requested chains, and report; return the highest of their exit codes.
 
-    A single chain raises what keeps it from being verified. Raises SettingError for options that
-    do not go together.
+    The error of a single chain is raised, that of one of several is reported. Raises SettingError
+    for options that do not go together.
     """
     _require_fitting(asked)
     chains = _chains_of(settings, asked)
@@ -90,6 +90,9 @@ def run_verification(settings: Settings, asked: VerifyOptions) -> ExitCode:
 
 
 def _require_fitting(asked: VerifyOptions) -> None:
+    """Refuse options that do not go together, before anything is read."""
+    from chain_verifier.places import place_of
+
     if bool(asked.chains) == asked.all_chains:
         given = "both" if asked.chains else None
         raise SettingError("--chain", given, "the chains to verify, or --all-chains")
@@ -106,15 +109,10 @@ def _require_fitting(asked: VerifyOptions) -> None:
     if asked.actor is not None and not asked.since_verified:
         raise SettingError("--actor", asked.actor, "--since-verified, whose mark has it")
     _require_fitting_seals(asked)
-    _require_writable("--report", asked.page)
-
-
-def _require_writable(option: str, text: str | None) -> None:
-    from chain_verifier.places import place_of
-
-    place = None if text is None else place_of(option, text)
-    if isinstance(place, Path) and not place.absolute().parent.is_dir():
-        raise SettingError(option, text, "a file in a folder that exists")
+    if asked.page is not None:
+        page = place_of("--report", asked.page)
+        if isinstance(page, Path) and not page.absolute().parent.is_dir():
+            raise SettingError("--report", asked.page, "a file in a folder that exists")
 
 
 def _require_fitting_seals(asked: VerifyOptions) -> None:
@@ -174,8 +172,8 @@ def _verify_one(settings: Settings, asked: VerifyOptions, chain_id: int) -> Exit
 
 
 def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[int]) -> ExitCode:
-    standings = standings_of(settings, chains) if "database" in asked.sources else {}
-    prepared = [_prepared(settings, asked, number, standings.get(number)) for number in chains]
+    extents = extents_of(settings, chains) if "database" in asked.sources else {}
+    prepared = [_prepared(settings, asked, number, extents.get(number)) for number in chains]
     _, verify_several = _mode_of(asked)
     with _shown_steps() as show:
         report = verify_several(prepared, progress=show)
@@ -188,7 +186,7 @@ def _verify_several(settings: Settings, asked: VerifyOptions, chains: Sequence[i
 def _mode_of(
     asked: VerifyOptions,
 ) -> tuple[Callable[..., Report], Callable[..., ChainsReport]]:
-    """Return what verifies one chain, and what verifies several."""
+    """Return the functions that verify one chain, and several: with Spark or without."""
     if asked.is_local:
         from chain_verifier.local.verify import verify_chains_locally, verify_locally
 
@@ -213,14 +211,14 @@ def _write_page(settings: Settings, asked: VerifyOptions, report: Report | Chain
 
 
 def _prepared(
-    settings: Settings, asked: VerifyOptions, chain_id: int, standing: VerifiedExtent | None
+    settings: Settings, asked: VerifyOptions, chain_id: int, extent: VerifiedExtent | None
 ) -> VerifyRequest | Unverified:
-    """Return what to verify of one of several chains; one that cannot be does not stop others."""
+    """Return the request for one of several chains; one that fails does not stop others."""
     from chain_verifier.report import unverified_by
 
     sources = _sources_of(settings, asked, chain_id)
     try:
-        return _request_of(settings, asked, chain_id, sources, standing)
+        return _request_of(settings, asked, chain_id, sources, extent)
     except OrderchainError as error:
         return unverified_by(error, chain_id)
 
@@ -230,7 +228,7 @@ def _request_of(
     asked: VerifyOptions,
     chain_id: int,
     sources: tuple[Source, ...] | None = None,
-    standing: VerifiedExtent | None = None,
+    extent: VerifiedExtent | None = None,
 ) -> VerifyRequest:
     from chain_verifier.config import VerifyRequest
 
@@ -239,7 +237,7 @@ def _request_of(
     if "database" in asked.sources:
         beginning = beginning_of(
             settings, chain_id, asked.after_id, asked.head, is_marked=asked.since_verified,
-            standing=standing,
+            extent=extent,
         )  # fmt: skip
     return VerifyRequest(
         chain_id=chain_id,
@@ -256,9 +254,9 @@ def _request_of(
 
 
 def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tuple[KeptSeal, ...]:
-    """Return the seals to hold the database against; those of archived rows are left out.
+    """Return the exported seals that the database must still have.
 
-    Their rows are no longer in the database; `archive --check` proves them.
+    Those of archived rows are left out: `archive --check` proves them.
     """
     from chain_verifier.config import parse_kept_seal
     from chain_verifier.seal_files import export_age_seconds, load_all
@@ -268,8 +266,8 @@ def _kept_seals(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
     if asked.seals_folder is None:
         return kept
     files = load_all(Path(asked.seals_folder), chain_id, asked.seal_public_keys)
-    standing = read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
-    held = tuple(file.kept() for file in files if file.id >= standing.boundary_id)
+    extent = read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
+    held = tuple(file.kept() for file in files if file.id >= extent.boundary_id)
     last = files[-1]
     talk(
         f"chainctl: chain {chain_id}: {counted(len(held), 'exported seal')} held against the "
@@ -297,8 +295,8 @@ def _sources_of(settings: Settings, asked: VerifyOptions, chain_id: int) -> tupl
 
 @contextmanager
 def _shown_steps() -> Iterator[Callable[[str], None]]:
-    """Show which step is under way: Spark takes seconds to start, and as long as it needs."""
-    # spark-submit writes what goes to stderr to its stdout, where the report is.
+    """Show the step under way: Spark takes seconds to start, and as long as it needs."""
+    # spark-submit writes stderr to its stdout, where the report is.
     is_awaited = "PYSPARK_GATEWAY_PORT" not in os.environ
     with progress("verifying", None, is_awaited=is_awaited) as bar:
         yield lambda line: bar.move_to(0, line)

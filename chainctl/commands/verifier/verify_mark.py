@@ -1,4 +1,4 @@
-"""`chainctl chain verify-mark`: up to where a chain was proven whole, and how that is revoked."""
+"""`chainctl chain verify-mark`: the verified marks of a chain, and how they are revoked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from chain_kernel.errors import SettingError
 from chain_kernel.text import counted
-from chainctl.database import SQL, acting_on, looking, utc
+from chainctl.database import SQL, acting_on, fetch_of_chain, utc
 from chainctl.event_loop import run_async
 from chainctl.options import (
     ROW_ID,
@@ -41,7 +41,7 @@ class MarkLine(Struct, frozen=True, kw_only=True):
     until_id: int
     """The last row that was verified."""
     after_id: int
-    """Where that verification began."""
+    """The row after which that verification began."""
     holds: str
     """`yes`; or `another seal`, `no such batch`: what was verified has changed; or `archived`: its
     rows are in the archive alone, and it is not judged."""
@@ -52,20 +52,20 @@ class MarkLine(Struct, frozen=True, kw_only=True):
 
 
 class RevokedMarks(Struct, frozen=True, kw_only=True):
-    """What was, or would be, revoked."""
+    """The marks that were, or would be, revoked."""
 
     chain: int
     marks: tuple[int, ...]
     """The rows of the marks, the first one first."""
     begins_after: int
-    """Where the next verification of what is new begins."""
+    """The row after which the next `--since-verified` begins."""
     act_id: int | None
     """The row of chain_act that records it; null for a dry run."""
 
 
 @click.group(cls=Group)
 def verify_mark() -> None:
-    """Verified marks: up to which row a chain was proven whole, by whom, and when."""
+    """Verified marks: the rows up to which a chain was proven whole, by whom, and when."""
 
 
 @verify_mark.command("list", short_help="List the verified marks of a chain.")
@@ -78,7 +78,8 @@ def list_(settings: Settings, chain_id: int, limit: int, as_json: bool) -> None:
 
     A mark holds while the batch that it names has the seal that it had when it was verified.
     """
-    lines = run_async(_list(settings, chain_id, limit))
+    rows = [dict(row) for row in run_async(fetch_of_chain(settings, chain_id, "marks", limit))]
+    lines = [MarkLine(verified=utc(row.pop("verified_at")), **row) for row in rows]
     if as_json:
         data_json(lines)
         return
@@ -113,13 +114,6 @@ def revoke(
     )
     if as_json:
         data_json(done)
-
-
-async def _list(settings: Settings, chain_id: int, limit: int) -> list[MarkLine]:
-    async with looking(settings, chain_id) as connection:
-        rows = await connection.fetch(SQL["marks"], chain_id, limit)
-    shown = [dict(row) for row in rows]
-    return [MarkLine(verified=utc(row.pop("verified_at")), **row) for row in shown]
 
 
 async def _revoke(

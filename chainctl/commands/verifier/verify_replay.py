@@ -1,9 +1,9 @@
-"""`chainctl verify replay`: what services have stored, compared with a replay of their orders."""
+"""`chainctl verify replay`: stored states of services, compared with a replay of their orders."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -58,19 +58,16 @@ def verify_replay(
         data_json(known | {"differences": found.differences})
     else:
         for each in found.differences:
-            data(_line(each))
+            equal_id = each["equal_id"]
+            since = f"it was right after {equal_id}" if equal_id else "it was never right"
+            data(
+                f"state of {each['group'] or 'the chain'}: another one after id {each['id']} than "
+                f"its {counted(each['rows'], 'order')} give; {since}"
+            )
         data(f"chain {chain_id}: {_verdict(found)}")
     if not found.states:
         return ExitCode.FAILED
     return ExitCode.FINDINGS if found.differences else ExitCode.CLEAN
-
-
-def _line(each: dict[str, Any]) -> str:
-    since = f"it was right after {each['equal_id']}" if each["equal_id"] else "it was never right"
-    return (
-        f"state of {each['group'] or 'the chain'}: another one after id {each['id']} than its "
-        f"{counted(each['rows'], 'order')} give; {since}"
-    )
 
 
 def _verdict(found: Compared) -> str:
