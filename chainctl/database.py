@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from chain_kernel.errors import ChainMissing, ConnectError, OrderchainError
 from chain_kernel.sql import AUDITOR, NUMBERED, OWNER, load_sql, require_version
@@ -11,12 +11,14 @@ from chainctl.locks import naming_lock_holders
 from outbox import roles as outbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from datetime import datetime
     from uuid import UUID
 
     from chain_kernel.clients.database_config import DatabaseConfig
     from chainctl.settings import Settings
+
+_T = TypeVar("_T")
 
 SQL: Final = load_sql("chainctl", "queries.sql")
 
@@ -83,13 +85,21 @@ async def looking(
             yield connection
 
 
+async def looked(
+    settings: Settings, chain_id: int | None, look: Callable[[Connection], Awaitable[_T]]
+) -> _T:
+    """Return the result of `look` at one snapshot. Raises as `looking`."""
+    async with looking(settings, chain_id) as connection:
+        return await look(connection)
+
+
 async def fetch_of_chain(
     settings: Settings, chain_id: int, statement: str, *values: object
 ) -> list[Mapping[str, Any]]:
-    """Return the rows of a statement about a chain. Raises as `looking`."""
-    async with looking(settings, chain_id) as connection:
-        rows: list[Mapping[str, Any]] = await connection.fetch(SQL[statement], chain_id, *values)
-    return rows
+    """Return the rows of a statement about a chain, as of one snapshot."""
+    return await looked(
+        settings, chain_id, lambda connection: connection.fetch(SQL[statement], chain_id, *values)
+    )
 
 
 class _DryRun(Exception):

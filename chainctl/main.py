@@ -237,7 +237,6 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _run(arguments: list[str], meta: dict[str, Any]) -> int:
-    """Run the command line, and return what the command returned as an exit code."""
     if COMPLETION_VARIABLE in os.environ:
         from click.shell_completion import shell_complete
 

@@ -114,7 +114,6 @@ async def _rendered(samples: Raw, at: float) -> tuple[MonitorAnswer, float]:
 
 
 async def _serve(listening: socket.socket, working: socket.socket) -> None:
-    """Serve what is reported until that ends."""
     reader, _ = await asyncio.open_connection(sock=working)
     try:
         pages = Pages(await _next(reader))

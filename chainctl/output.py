@@ -190,7 +190,6 @@ class ProgressBar:
 
 
 def _draw(line: str) -> None:
-    """Write `line` in the place of the terminal's last one."""
     with suppress(OSError):
         sys.stderr.write(f"\r\x1b[K{line}")
         sys.stderr.flush()

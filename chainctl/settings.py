@@ -337,7 +337,6 @@ def _parsed_config(path: Path, field: str) -> dict[str, object]:
 
 
 def _texts(name: str, value: object, path: str) -> str | list[str]:
-    """Return a value of the file as a variable has it. Raises SettingError."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return value if name == "gap_database" else " ".join(value)
     if not isinstance(value, str | bool | int | float):

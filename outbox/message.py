@@ -188,7 +188,6 @@ def _check_header_name(name: object) -> None:
 
 
 def _check_text(field: str, text: object, bytes_max: int, bytes_min: int = 1) -> int:
-    """Return the bytes of `text`. Raises MessageError."""
     if type(text) is not str:
         raise MessageError(field, type(text).__name__, "str")
     try:

@@ -43,7 +43,7 @@ from chainctl.views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Mapping
+    from collections.abc import Coroutine, Iterator
 
     from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.database import Connection
@@ -373,12 +373,19 @@ async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -
         what = "chains" if chain_id is None else f"chain {chain_id}"
         return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
     topics += [chain.topic for chain in chains]
-    return [
-        *(line for chain in chains for line in _chain(chain)),
-        *(line for receiver in receivers for line in _receiver(receiver)),
-        *(_lacking_rows(gap) for gap in lines_of(GapLine, gaps) if gap.outcome == "missing"),
-        *map(_contradicted_mark, marks),
-    ]
+    checks = [line for chain in chains for line in _chain(chain)]
+    checks += [line for receiver in receivers for line in _receiver(receiver)]
+    for gap in lines_of(GapLine, gaps):
+        if gap.outcome == "missing":
+            what = f"receiver {gap.receiver} of chain {gap.chain}"
+            found = f"rows after {gap.after_id} up to {gap.until_id} were missing in the database"
+            to_do = f"verify the chain, then chainctl repair --chain {gap.chain}, and start it"
+            checks.append(_failed(what, found, to_do))
+    for mark in marks:
+        what = f"verified mark of chain {mark['chain_id']}"
+        found = f"rows up to {mark['until_id']} are not those that were verified"
+        checks.append(_failed(what, found, _verify_by_seals(mark["chain_id"])))
+    return checks
 
 
 def _chain(chain: ChainLine) -> Iterator[DoctorLine]:
@@ -401,22 +408,11 @@ def _receiver(line: ReceiverLine) -> Iterator[DoctorLine]:
         yield _failed(what, f"has halted: {line.halted}", to_do)
     elif line.state == "contradicted":
         found = f"the database contradicts its checkpoint: {line.agrees}"
-        to_do = f"chainctl verify --chain {line.chain} --source database --seals --expect-seals DIR"
-        yield _failed(what, found, to_do)
+        yield _failed(what, found, _verify_by_seals(line.chain))
 
 
-def _contradicted_mark(mark: Mapping[str, Any]) -> DoctorLine:
-    chain_id = mark["chain_id"]
-    found = f"rows up to {mark['until_id']} are not those that were verified"
-    to_do = f"chainctl verify --chain {chain_id} --source database --seals --expect-seals DIR"
-    return _failed(f"verified mark of chain {chain_id}", found, to_do)
-
-
-def _lacking_rows(gap: GapLine) -> DoctorLine:
-    what = f"receiver {gap.receiver} of chain {gap.chain}"
-    found = f"rows after {gap.after_id} up to {gap.until_id} were missing in the database"
-    to_do = f"verify the chain, then chainctl repair --chain {gap.chain}, and start it"
-    return _failed(what, found, to_do)
+def _verify_by_seals(chain_id: int) -> str:
+    return f"chainctl verify --chain {chain_id} --source database --seals --expect-seals DIR"
 
 
 async def _other(settings: Settings, database: str, role: str, what: str) -> list[DoctorLine]:

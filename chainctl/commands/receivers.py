@@ -10,7 +10,7 @@ from msgspec import Struct
 from chain_kernel.errors import SettingError
 from chain_kernel.limits import ID_MAX
 from chain_kernel.text import counted
-from chainctl.database import SQL, acting_on, fetch_of_chain, looking, utc
+from chainctl.database import SQL, acting_on, fetch_of_chain, looked, utc
 from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import (
@@ -85,7 +85,11 @@ def lag(
     Receivers that keep their checkpoints in the database, or report to it, are shown. With
     --max-seconds or --max-rows it is a check for cron and Nagios.
     """
-    lines = run_async(_lag(settings, chain_id, name))
+    lines = run_async(
+        looked(settings, chain_id, lambda connection: read_receivers(connection, chain_id, name))
+    )
+    if name is not None and not lines:
+        raise _unknown(chain_id, name)
     write(_LAG_COLUMNS, lines, as_json=as_json)
     if max_seconds is None and max_rows is None:
         return ExitCode.CLEAN
@@ -97,14 +101,6 @@ def lag(
         talk(f"chainctl: chain {chain_id} has no receiver, expected one to check")
     is_clean = lines and not any(why for _, why in outside)
     return ExitCode.CLEAN if is_clean else ExitCode.FINDINGS
-
-
-async def _lag(settings: Settings, chain_id: int, name: str | None) -> list[ReceiverLine]:
-    async with looking(settings, chain_id) as connection:
-        lines = await read_receivers(connection, chain_id, name)
-    if name is not None and not lines:
-        raise _unknown(chain_id, name)
-    return lines
 
 
 # -- gaps -----------------------------------------------------------------------------------------
@@ -323,7 +319,6 @@ async def _move(
 
 
 def _state(place: Mapping[str, Any] | None, halt: Mapping[str, Any] | None) -> str:
-    """Return the state of a receiver in a sentence."""
     where = "no checkpoint" if place is None else f"checkpoint {place['head_delivered']}"
     if place is not None and place["is_report"]:
         where += ", reported"

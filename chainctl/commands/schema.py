@@ -213,7 +213,6 @@ async def _steps(connection: Connection, part: SchemaPart) -> list[tuple[str, bo
 
 
 def _label(part: SchemaPart) -> str:
-    """Return what to call the part's schema."""
     named = "schema" if part.name == "chain" else f"schema of {part.name},"
     return f"{named} version {part.version}"
 

@@ -64,7 +64,6 @@ def _facts(chain: ChainLine) -> dict[str, Any]:
 async def _read(
     settings: Settings, chain_id: int | None
 ) -> tuple[list[ChainLine], list[ReceiverLine], list[Mapping[str, Any]]]:
-    """Return the chains, their receivers, and the intakes of one chain, of one snapshot."""
     async with looking(settings, chain_id) as connection:
         chains = await read_chains(connection, chain_id)
         receivers = await read_receivers(connection, chain_id)

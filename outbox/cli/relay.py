@@ -229,7 +229,6 @@ async def _serve(
 
 
 def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
-    """Return the settings of the service. Raises SettingError."""
     from outbox.sender.check_back import CheckingConfig
     from outbox.sender.config import RelayConfig
     from outbox.sender.due_decisions import CheckRules
@@ -253,7 +252,6 @@ def _service_config(settings: Settings, given: dict[str, Any]) -> ServiceConfig:
 
 
 def _callback_config(settings: Settings, given: dict[str, Any]) -> CallbackConfig | None:
-    """Return the settings of the callback service, if there is to be one. Raises SettingError."""
     from outbox.callback.config import CallbackConfig
 
     topics = given["check_topic"] or "", ", ".join(given["confirm_topics"])

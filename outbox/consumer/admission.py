@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 class _InboxAnswer(NamedTuple):
-    """The database's answer about messages."""
-
     claimed: list[Delivery]
     others: list[Delivery]
     stored: Mapping[UUID, StoredDelivery]

@@ -413,7 +413,6 @@ class FreshAttempt(Attempt):
             await self._settle(error)
 
     async def _settle(self, error: BaseException) -> None:
-        """Park the message or bury it; its queue opens."""
         try:
             await self.outcomes.store_failure(self.deliveries[0], error)
         except AWAY as broken:

@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.clients.kafka import AIOKafkaProducer, leave_client, make_producer, start_client
@@ -111,9 +110,7 @@ class ConfirmSender:
             # Side by side, each for as long as it takes: none waits for another.
             sources = sorted(self._sources[topic] & lines.keys())
             work = self._send_all(topic, [line for source in sources for line in lines[source]])
-            task = asyncio.create_task(work, name="orderchain confirms")
-            self._sending[topic] = task
-            task.add_done_callback(partial(self._ended, topic))
+            self._sending[topic] = asyncio.create_task(work, name="orderchain confirms")
         if self._sending:
             await asyncio.wait(self._sending.values(), timeout=TOGETHER_SECONDS)
 
@@ -126,21 +123,21 @@ class ConfirmSender:
             await asyncio.gather(*sending, return_exceptions=True)
         await self._renew()
 
-    def _ended(self, topic: str, _: asyncio.Task[None]) -> None:
-        self._sending.pop(topic, None)
-
     async def _send_all(self, topic: str, reported: list[Progress]) -> None:
         """Send what waits for one topic. What is cut off stays in the list, and is sent again."""
         confirms = self._waiting[topic]
         most = len(confirms)  # others may come meanwhile: the progress says nothing about them
-        while most > 0:
-            part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
-            is_last = len(part) == most
-            if not await self._send(topic, part, self._next(topic, reported) if is_last else []):
-                break
-            del confirms[: len(part)]
-            self.count -= len(part)
-            most -= len(part)
+        try:
+            while most > 0:
+                part = confirms[: min(most, RECORD_CONFIRMS_MAX)]
+                lines = self._next(topic, reported) if len(part) == most else []
+                if not await self._send(topic, part, lines):
+                    break
+                del confirms[: len(part)]
+                self.count -= len(part)
+                most -= len(part)
+        finally:
+            self._sending.pop(topic, None)
         if not confirms:
             self._waiting.pop(topic, None)
 

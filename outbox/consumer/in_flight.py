@@ -159,8 +159,6 @@ Item = TypeVar("Item", bound=_Queued)
 
 
 class _KeyQueue(Generic[Item]):
-    """A queue with items that are being worked on."""
-
     __slots__ = ("taken", "waiting")
 
     def __init__(self) -> None:

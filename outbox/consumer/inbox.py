@@ -482,7 +482,6 @@ def storable_error(error: str) -> str:
 
 
 def _parted(partitions: Iterable[Partition]) -> tuple[list[str], list[int]]:
-    """Return topics and numbers of partitions apart, as columns."""
     pairs = list(partitions)
     return [topic for topic, _ in pairs], [number for _, number in pairs]
 

@@ -304,8 +304,6 @@ class DestinationRecords:
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
-    """Hears from aiokafka that the group is rebalanced."""
-
     def __init__(self, source: DestinationRecords) -> None:
         self._source = source
 

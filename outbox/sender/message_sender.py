@@ -449,7 +449,6 @@ def _build(
     confirm_key: bytes | None,
     macs: MacMaker | None,
 ) -> list[tuple[Sent, BatchBuilder]]:
-    """Return the messages as batches, each as large as allowed."""
     built: list[tuple[Sent, BatchBuilder]] = []
     timestamp_ms = time.time_ns() // 1_000_000
     batch, sent = producer.create_batch(), Sent(topic, partition, [], producer=producer)

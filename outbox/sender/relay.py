@@ -331,11 +331,8 @@ class Relay(ServiceOfParts):
             RetryError: the database is away.
             PartEnded: a part of the relay has ended.
         """
-        await self._parts.during(self._settled)
-
-    async def _settled(self) -> None:
-        await self._send_queues.finish()
-        await self._acks.write()
+        await self._parts.during(self._send_queues.finish)
+        await self._parts.during(self._acks.write)
 
     async def _send(self, messages: list[Message], destination: Destination) -> list[Sent]:
         return await self._sender.send(messages, destination, self._oldest)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from chain_kernel.clients.kafka import ConsumerRecord
     from outbox.destination import Destination
-    from outbox.records import Confirm
     from outbox.sender.config import RelayConfig, RelayStats
     from outbox.sender.due_decisions import PublishedPlace
     from outbox.sender.message_sender import Sent, TopicErrors
@@ -331,6 +330,7 @@ class ConfirmIntake:
         applied: list[tuple[UUID, str]] = []
         retries: list[tuple[UUID, str, int]] = []
         progress: dict[PublishedPlace, int] = {}
+        key = self._confirm_key
         for record in records:
             try:
                 decoded = decode_confirms(record.value)
@@ -338,7 +338,15 @@ class ConfirmIntake:
                 self._drop_unreadable(record.topic, error)
                 continue
             consumer = decoded.consumer
-            proven = [each for each in decoded.confirms if self._is_proven(consumer, each)]
+            # Those whose sender has received the message.
+            proven = [
+                each
+                for each in decoded.confirms
+                if key is not None
+                and is_proven(
+                    key, each.message_id, consumer, each.kind, each.until_unix_ns, each.proof
+                )
+            ]
             if len(proven) < len(decoded.confirms):
                 self._drop_forged(record.topic, consumer, len(decoded.confirms) - len(proven))
             if proven:
@@ -362,13 +370,6 @@ class ConfirmIntake:
         self._progress |= progress
         return len(applied) + len(retries)
 
-    def _is_proven(self, consumer: str, confirm: Confirm) -> bool:
-        """Return whether the sender of a confirm has received its message."""
-        key = self._confirm_key
-        return key is not None and is_proven(
-            key, confirm.message_id, consumer, confirm.kind, confirm.until_unix_ns, confirm.proof
-        )
-
     def _report_unlisted(self, topic: str, consumer: str, count: int) -> None:
         """Log that a consumer applies what another one is to confirm: often a misspelt name."""
         destinations = self.send_queues.destinations.values()
@@ -379,7 +380,6 @@ class ConfirmIntake:
         self._dropped.add("unlisted", count, lambda reported: f"{why}: {reported:,}")
 
     def _drop_unreadable(self, topic: str, error: BadRecord) -> None:
-        """Count a record of a confirm topic that holds no confirms."""
         self.stats.bad_confirms[error.reason] += 1
         why = f"records of {printable(topic)} were dropped: {reason_of(error)}"
         self._dropped.add(error.reason, 1, lambda count: f"{why}: {count:,}")

@@ -375,8 +375,9 @@ class SendQueues:
                 if not self.is_broker_away:
                     self.is_broker_away = True
                     self.times_away += 1
-                    why = failure_text(error)
-                    _log.warning("the broker is away, nothing is sent meanwhile: %s", why)
+                    _log.warning(
+                        "the broker is away, nothing is sent meanwhile: %s", failure_text(error)
+                    )
                 return [], results, "the broker is away"
             error = await self._sender.look_at(destination.topic) or error
         if isinstance(error, TopicUnusable):

@@ -296,7 +296,6 @@ class SweepRound:
 
 
 def _columns(due: Sequence[tuple[DueDelivery, object]]) -> tuple[Sequence[object], ...]:
-    """Return message, consumer and what goes with it of each delivery, as arrays."""
     rows, others = zip(*due, strict=True)
     return *columns(rows, "message_id", "consumer"), others
 

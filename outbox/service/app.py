@@ -124,7 +124,7 @@ class MessageApp:
                 Route("/livez", self._livez, methods=["GET"]),
                 Route("/readyz", self._readyz, methods=["GET"]),
             ],
-            exception_handlers={HTTPException: self._not_found, Exception: self._failed},
+            exception_handlers={HTTPException: self._refuse, Exception: self._refuse},
         )
 
     # --------------------------------------------------------------------------------- operations
@@ -215,17 +215,13 @@ class MessageApp:
     async def _only_post(self, _: Request) -> Response:
         return refused(HttpRefusal(405, "unknown_method", headers={"Allow": "POST"}))
 
-    async def _failed(self, _: Request, error: Exception) -> Response:
-        """Answer for a defect of ours; the server logs `error` with its traceback."""
-        return refused(
-            HttpRefusal(500, "failed", expected=f"no {type(error).__name__} of the service")
-        )
-
-    async def _not_found(self, _: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        headers = getattr(error, "headers", None)
-        word = {404: "unknown_path", 405: "unknown_method"}.get(status, "refused")
-        return refused(HttpRefusal(status, word, headers=headers))
+    async def _refuse(self, _: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            # A defect of ours; the server logs `error` with its traceback.
+            expected = f"no {type(error).__name__} of the service"
+            return refused(HttpRefusal(500, "failed", expected=expected))
+        word = {404: "unknown_path", 405: "unknown_method"}.get(error.status_code, "refused")
+        return refused(HttpRefusal(error.status_code, word, headers=error.headers))
 
     # ---------------------------------------------------------------------------------- around all
 

@@ -227,7 +227,6 @@ class MessageService(ServiceOfParts):
 
 
 def _listening(config: ServiceConfig) -> socket.socket:
-    """Return a socket that listens. Raises ConnectError."""
     try:
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         return socket.create_server((config.host, config.port), family=family, backlog=_BACKLOG)

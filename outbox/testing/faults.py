@@ -194,7 +194,6 @@ class Life:
             await self._at_commit(AFTER_COMMIT)
 
     async def _at_commit(self, where: str) -> None:
-        """End the process before or after the commit, if that is the point."""
         if self._point.commit == where:
             self._plan.killed_at(where, self._deliveries)
             await self._kill()

@@ -9,13 +9,13 @@ import click
 from chain_kernel.sql import OWNER
 from chainctl.admin import PARTITION_IDS, PARTITION_IDS_MAX, create_chain
 from chainctl.commands.verifier.verify_mark import verify_mark
-from chainctl.database import connected_to, looking
+from chainctl.database import connected_to, looked
 from chainctl.event_loop import run_async
 from chainctl.options import CHAIN_ID, Group, json_option, uses_settings
 from chainctl.output import data_json, talk
 from chainctl.topics import check_topic_name
 from chainctl.units import Integer
-from chainctl.views import ChainLine, read_chains, write
+from chainctl.views import read_chains, write
 
 if TYPE_CHECKING:
     from chainctl.admin import ChainCreation
@@ -68,7 +68,8 @@ def create(
 @uses_settings("database", "connect_seconds")
 def list_(settings: Settings, as_json: bool) -> None:
     """List the chains and their heads."""
-    write(_LISTED, run_async(_list(settings)), as_json=as_json)
+    lines = run_async(looked(settings, None, lambda connection: read_chains(connection, None)))
+    write(_LISTED, lines, as_json=as_json)
 
 
 async def _create(
@@ -84,8 +85,3 @@ async def _create(
             partition_ids=partition_ids,
             connect_seconds=seconds,
         )
-
-
-async def _list(settings: Settings) -> list[ChainLine]:
-    async with looking(settings, None) as connection:
-        return await read_chains(connection, None)

@@ -220,7 +220,6 @@ def encode_rows(chain_id: int, events: Sequence[Event], form: PayloadForm) -> by
 
 
 def _decoded(events: Sequence[Event]) -> list[object]:
-    """Return the payloads as objects that JSON can hold."""
     decoded: list[object] = []
     for event in events:
         try:

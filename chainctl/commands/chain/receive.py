@@ -251,7 +251,6 @@ async def _write(
     *,
     keeps_place: bool,
 ) -> None:
-    """Write what comes until the receiver ends."""
     journal.start()
     report_ready(f"receives chain {task.chain_id}")
     count.start(receiver.head_delivered)
@@ -381,7 +380,6 @@ def fill(
 async def _write_rows(
     source: PreferredSources, after_id: int, until_id: int, form: PayloadForm
 ) -> int:
-    """Write the rows to stdout, and return their number."""
     from chainctl.commands.chain.journal import encode_rows
 
     rows = 0

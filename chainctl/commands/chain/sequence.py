@@ -276,7 +276,6 @@ def _refuse_beside(option: str, others: Mapping[str, object]) -> None:
 
 
 def _topics(name: str, chain_ids: tuple[int, ...] | None) -> list[str]:
-    """Return the topic of each chain. Raises SettingError."""
     if chain_ids is None:
         return [check_topic_name(name, "--intake-topic")]
     if _CHAIN not in name:

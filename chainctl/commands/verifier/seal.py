@@ -47,8 +47,6 @@ class SealLine(Struct, frozen=True, kw_only=True):
 
 
 class _Stored(Struct, frozen=True):
-    """The last seal of a chain that was stored."""
-
     id: int
     monotonic_seconds: float
 
@@ -237,7 +235,6 @@ def _write_sheet(seal: SealFile) -> None:
 
 
 async def _seals(settings: Settings, chains: tuple[int, ...]) -> list[SealLine]:
-    """Return the seals at the heads of `chains`, or of all."""
     lines = []
     async with looking(settings, None, database=settings.audit_dsn()) as connection:
         its_id = await connection.fetchrow(SQL["schema_version"])

@@ -527,7 +527,6 @@ _GIVEN_UP: Final = {"status": 3, "next_send_at": NEVER, **_UNCLAIMED}
 
 
 async def _add_one(connection: MemoryConnection, *fields: Value) -> list[tuple[UUID]]:
-    """Do what the function `outbox_add` does."""
     key, headers, message_id = [*fields[2:], None, None, None][:3]
     own = msgspec.json.decode(headers) if isinstance(headers, str) else headers
     given: Any = connection
