@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
 
-from chain_kernel.clock import Clock, SystemClock, time_of
 from chain_kernel.config import checked_text
 from chain_kernel.errors import SettingError
 from chain_kernel.monitoring import Metric
@@ -389,9 +388,8 @@ class LetterAct(Struct, frozen=True):
 class DeadLetters:
     """The dead letters of one database."""
 
-    def __init__(self, connection: Connection, clock: Clock | None = None) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._clock = clock or SystemClock()
 
     async def inboxes(self) -> Sequence[InboxCount]:
         """Return what waits for each consumer, by name."""
@@ -445,7 +443,7 @@ class DeadLetters:
         empty actor or reason.
         """
         actor, reason = checked_text("actor", actor), checked_text("reason", reason)
-        at = time_of(self._clock.wall_ns())
+        at = datetime.now(UTC)
         done = []
         for letter in reversed(await self.list(chosen)):
             if letter.abandoned_at is None:

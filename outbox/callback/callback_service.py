@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from chain_kernel.clients.kafka import (
     AIOKafkaConsumer,
@@ -83,17 +82,6 @@ class ClaimedDelivery(Struct, frozen=True):
     """The proof of its confirm, if there is one."""
 
 
-class AskedDelivery(Struct, frozen=True):
-    """The outcome of a question about a delivery."""
-
-    message_id: UUID
-    consumer: str
-    is_ended: bool
-    ask_count: int
-    due_at: datetime
-    error: str | None
-
-
 @dataclass
 class CallbackStats:
     """Counters of one process; they only rise."""
@@ -115,7 +103,11 @@ METRICS: Final = metrics("orderchain_outbox_callback", CallbackStats)
 
 
 class CallbackService:
-    """A callback service without Kafka: it stores records, asks senders, and returns confirms."""
+    """A callback service without Kafka: it stores records, asks senders, and returns confirms.
+
+    Raises:
+        RetryError: each method, while the store is away; call it again.
+    """
 
     def __init__(
         self, config: CallbackConfig, calls: HttpSenderCalls, *, clock: Clock | None = None
@@ -206,7 +198,7 @@ class CallbackService:
     # ---------------------------------------------------------------------------------- records
 
     async def take_checks(self, value: bytes | None) -> None:
-        """Store what one check record says; a bad one is counted. Raises RetryError."""
+        """Store what one check record says; a bad one is counted."""
         try:
             record = decode_checks(value)
         except BadRecord as error:
@@ -220,7 +212,7 @@ class CallbackService:
         self._counters.checks += len(record.message_ids)
 
     async def take_confirms(self, value: bytes | None) -> None:
-        """Store what one confirm record says; a bad one is counted. Raises RetryError."""
+        """Store what one confirm record says; a bad one is counted."""
         try:
             record = decode_confirms(value)
         except BadRecord as error:
@@ -258,7 +250,7 @@ class CallbackService:
     async def caught_up(self, places: Mapping[tuple[str, int], int]) -> None:
         """Store until when (unix ns) partitions of confirm topics were taken in.
 
-        -1: a partition that is only known to exist. Raises RetryError.
+        -1: a partition that is only known to exist.
         """
         if places:
             read, until = zip(*sorted(places.items()), strict=True)
@@ -268,7 +260,7 @@ class CallbackService:
     # ------------------------------------------------------------------------------------- time
 
     async def ask_once(self, sender: str) -> int:
-        """Ask `sender` about what is due without a confirm; return how many. Raises RetryError."""
+        """Ask `sender` about what is due without a confirm; return how many."""
         token = uuid4()
         taken = await self._claim(WAITING, sender, token, self._config.ask_rows_max)
         groups = _by_consumer(taken)
@@ -276,13 +268,12 @@ class CallbackService:
         now = self._now()
         for rows, (replied, error) in zip(groups.values(), replies, strict=True):
             asked = [self._outcome(row, replied.get(row.message_id), error, now) for row in rows]
-            columns_of = zip(*map(astuple, asked), strict=True)
-            await self._session.fetch(SQL["asked"], *columns_of, token)
+            await self._session.fetch(SQL["asked"], *zip(*asked, strict=True), token)
             self._counters.asked += len(rows)
         return len(taken)
 
     async def return_once(self, sender: str) -> int:
-        """Report confirms to `sender`; return how many. Raises RetryError."""
+        """Report confirms to `sender`; return how many."""
         token = uuid4()
         taken = await self._claim(CONFIRMED, sender, token, self._config.return_rows_max)
         groups = _by_consumer(taken).items()
@@ -307,7 +298,7 @@ class CallbackService:
         return [ClaimedDelivery(*row) for row in rows]
 
     async def trim(self) -> None:
-        """Forget what is old and has ended, or is of no known client. Raises RetryError."""
+        """Forget what is old and has ended, or is of no known client."""
         before = self._clock.wall_ns() / 1e9 - self._config.retention_seconds
         ever, senders = time_of(DUE_NS_MAX), set[str]()
         for state in (WAITING, CONFIRMED):
@@ -376,15 +367,14 @@ class CallbackService:
 
     def _outcome(
         self, row: ClaimedDelivery, reply: Reply | None, error: str | None, now: datetime
-    ) -> AskedDelivery:
+    ) -> tuple[UUID, str, bool, int, datetime, str | None]:
+        """Return what the statement `asked` takes of one delivery."""
         if reply is None:
             self._counters.unanswered += 1
             error = error or "left out of the answer"
         outcome = after_ask(self._config.rules, row.ask_count, reply)
         due_at = now + timedelta(seconds=outcome.again_seconds)
-        return AskedDelivery(
-            row.message_id, row.consumer, outcome.is_ended, outcome.ask_count, due_at, error
-        )
+        return row.message_id, row.consumer, outcome.is_ended, outcome.ask_count, due_at, error
 
     def _drop(self, error: BadRecord) -> None:
         self._counters.bad_records[error.reason] += 1

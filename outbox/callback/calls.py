@@ -69,7 +69,12 @@ class Refusals(Struct):
 
 
 class HttpSenderCalls:
-    """Calls senders at their addresses. Raises RetryError or RefusedError if there is no answer."""
+    """Calls senders at their addresses.
+
+    Raises:
+        RetryError: each call, where no answer came, or one that says to retry.
+        RefusedError: each call, where the sender has refused it, or has no address.
+    """
 
     def __init__(self, address: Callable[[str], Client], seconds: float) -> None:
         """`address` returns a sender by its name; it raises SettingError."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
-from msgspec import Struct
 
 from chain_kernel.errors import SettingError
 from chainctl.event_loop import report_ready, run_async
@@ -123,13 +122,6 @@ def keep(settings: Settings, as_json: bool, **given: Any) -> ExitCode:  # noqa: 
 # -- messages -------------------------------------------------------------------------------------
 
 
-class Token(Struct, frozen=True, kw_only=True):
-    """A new token, and what the file of clients holds of it."""
-
-    token: str
-    token_sha256: str
-
-
 @click.group(cls=Group)
 def messages() -> None:
     """The message service: the outbox over HTTP."""
@@ -145,12 +137,12 @@ def token(as_json: bool) -> None:
     from outbox.service.config import draw_token, hash_token
 
     drawn = draw_token()
-    made = Token(token=drawn, token_sha256=hash_token(drawn).hex())
+    made = {"token": drawn, "token_sha256": hash_token(drawn).hex()}
     if as_json:
         data_json(made)
     else:
-        data(f"token         {made.token}")
-        data(f"token_sha256  {made.token_sha256}")
+        for name, value in made.items():
+            data(f"{name:12}  {value}")
 
 
 @messages.command()

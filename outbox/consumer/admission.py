@@ -334,4 +334,4 @@ class Admission:
         outcomes = self.outcomes
         outcomes.stats.waits += len(deliveries)
         put_back = partial(outcomes.queues.put_back, deliveries)
-        outcomes.pace.leave_alone(put_back, outcomes.config.busy_seconds)
+        asyncio.get_running_loop().call_later(outcomes.config.busy_seconds, put_back)

@@ -403,7 +403,7 @@ class FreshAttempt(Attempt):
                 return
             self.outcomes.pace.broken_off(error)
             put_back = partial(self.outcomes.queues.put_back, self.deliveries)
-            self.outcomes.pace.leave_alone(put_back, pause)
+            asyncio.get_running_loop().call_later(pause, put_back)
         elif len(self.deliveries) > 1:
             for delivery in self.deliveries:
                 delivery.is_alone = True

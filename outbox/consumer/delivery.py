@@ -18,8 +18,6 @@ from outbox.errors import BadRecord
 from outbox.records import read_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from chain_kernel.clients.kafka import ConsumerRecord
     from outbox.consumer.config import ConsumerStats, TrustedSenders
 
@@ -146,10 +144,6 @@ class Pace:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(seconds, 0)):
                 await self._changed.wait()
-
-    def leave_alone(self, take_back: Callable[[], None], seconds: float) -> None:
-        """Call `take_back` later: others have a message, or what it needs, and are given time."""
-        asyncio.get_running_loop().call_later(seconds, take_back)
 
     def broken_off(self, error: BaseException) -> None:
         """Record that work is done again."""

@@ -87,7 +87,7 @@ BROKER_PAUSE_SECONDS: Final = (0.1, 1.0)
 """Pause after a broker did not answer."""
 
 
-class DestinationRecords:
+class DestinationRecords(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
     """The records of a consumer's topics, and the progress in each partition.
 
     The group says which partitions are ours; we decide where to begin in them (see
@@ -116,7 +116,7 @@ class DestinationRecords:
         except OrderchainError:
             await self.close()
             raise
-        consumer.subscribe(self._config.topics, listener=_Listener(self))
+        consumer.subscribe(self._config.topics, listener=self)
         # Not at once: the client only now asks for these topics.
         self._next_look = asyncio.get_running_loop().time() + METADATA_SECONDS
 
@@ -268,15 +268,18 @@ class DestinationRecords:
             await self._commit(consumer, chosen)
         return begins
 
-    async def let_go(self, partitions: Iterable[TopicPartition]) -> None:
-        """Commit what is finished, and forget partitions: work on them goes on.
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Commit what is finished while the partitions are ours, and forget them.
 
-        Their next owner may receive the same messages; the inbox keeps them from taking effect
-        twice.
+        Work on them goes on. Their next owner may receive the same messages; the inbox keeps them
+        from taking effect twice.
         """
         with suppress(RetryError):
             await self.commit()
-        self._revoke(partitions)
+        self._revoke(revoked)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Do nothing: `records` finds them at its next call."""
 
     def _revoke(self, partitions: Iterable[TopicPartition]) -> None:
         gone = frozenset((at.topic, at.partition) for at in partitions)
@@ -301,18 +304,6 @@ class DestinationRecords:
         if self._consumer is None:
             raise SettingError("record source", "not started", "start() first")
         return self._consumer
-
-
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
-    def __init__(self, source: DestinationRecords) -> None:
-        self._source = source
-
-    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Commit while the partitions are still ours."""
-        await self._source.let_go(revoked)
-
-    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Do nothing: the reader finds them at its next look."""
 
 
 @dataclass(kw_only=True, eq=False)

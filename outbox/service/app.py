@@ -80,6 +80,10 @@ REFUSALS: Final = Metric[Mapping[str, int]](
 )
 
 
+async def _no_samples() -> tuple[Sample, ...]:
+    return ()
+
+
 class MessageApp:
     """The routes over the calls of the service."""
 
@@ -88,8 +92,8 @@ class MessageApp:
         config: ServiceConfig,
         clients: Clients,
         api: MessageApi,
-        is_working: Callable[[], bool],
-        samples: Callable[[], Awaitable[Iterable[Sample]]],
+        is_working: Callable[[], bool] = lambda: True,
+        samples: Callable[[], Awaitable[Iterable[Sample]]] = _no_samples,
     ) -> None:
         """`samples` returns those of the running parts; it raises TimeoutError where they hang."""
         self.refusals: Counter[str] = Counter()

@@ -327,7 +327,11 @@ class MessageClient:
     """Calls one or several instances of the service, the next one when one is away.
 
     Every method may be called again with the same arguments after a RetryError: what was done is
-    not done twice. CallRefused says what to fix.
+    not done twice.
+
+    Raises:
+        RetryError: each method, where no instance has answered.
+        CallRefused: each method, where the service has refused it; the error names what to fix.
     """
 
     def __init__(self, urls: Sequence[str], token: str, seconds: float = CALL_SECONDS) -> None:

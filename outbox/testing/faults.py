@@ -8,6 +8,7 @@ its messages come again.
 from __future__ import annotations
 
 import asyncio
+import types
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -181,7 +182,7 @@ class Life:
             self._plan.reached()
             await self._kill()
         try:
-            await _Stepped(work, self)
+            await _stepped(work, self)
         except Exception:
             self._plan.missed(self._point)
             self._point = Point()  # the process lives on
@@ -216,23 +217,19 @@ class Life:
         self._killed.set_result(None)
 
 
-class _Stepped:
-    def __init__(self, work: Coroutine[Any, Any, None], life: Life) -> None:
-        self._work = work
-        self._life = life
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        """Pass on what the work waits for, and what comes of it."""
-        error: BaseException | None = None
-        while True:
-            try:
-                awaited = self._work.send(None) if error is None else self._work.throw(error)
-            except StopIteration:
-                return
-            # A process that was just killed is not resumed: what it waits for is dropped.
-            self._life.step()
-            try:
-                yield awaited
-                error = None
-            except BaseException as raised:  # noqa: BLE001 - it is handed in, whatever it is
-                error = raised
+@types.coroutine
+def _stepped(work: Coroutine[Any, Any, None], life: Life) -> Generator[Any, Any, None]:
+    """Pass on what the work waits for, and what comes of it."""
+    error: BaseException | None = None
+    while True:
+        try:
+            awaited = work.send(None) if error is None else work.throw(error)
+        except StopIteration:
+            return
+        # A process that was just killed is not resumed: what it waits for is dropped.
+        life.step()
+        try:
+            yield awaited
+            error = None
+        except BaseException as raised:  # noqa: BLE001 - it is handed in, whatever it is
+            error = raised

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from chain_kernel.errors import SettingError
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from chainctl.monitor_server import Address
     from chainctl.settings import Settings
     from sequencer import FileIntake, SequencerConfig
+    from sequencer.intake.files import FileIntakeStats
 
 
 _COMMIT_SECONDS: Final = 4.0
@@ -63,22 +63,6 @@ SEQUENCER_FIELDS: Final = {
     "connect_seconds": "connect_seconds",
 }
 """The settings that go to a sequencer as they are, and their names in its config or tuning."""
-
-
-class SequenceResult(Struct, frozen=True, kw_only=True):
-    """The result of `sequence` with a file."""
-
-    chain: int
-    source: str
-    orders: int
-    """Orders added by this call."""
-    first_id: int | None
-    last_id: int | None
-    repeats: int
-    """Rows whose keys were in the chain already, with the same content: they add nothing."""
-    rows_before: int
-    """Rows of the file that earlier calls had added."""
-    seconds: float
 
 
 @click.command(cls=Command)
@@ -315,11 +299,10 @@ def _add_file(
             if orders := intake.stats().orders:
                 error.add_note(f"orders added before that: {orders}")
             raise
-        stats = asdict(intake.stats())
-    done = SequenceResult(chain=config.chain_id, source=intake.source, **stats)
-    _report(done)
+        stats = intake.stats()
+    _report(config.chain_id, intake.source, stats)
     if as_json:
-        data_json(done)
+        data_json({"chain": config.chain_id, "source": intake.source, **asdict(stats)})
 
 
 async def _add(settings: Settings, config: SequencerConfig, intake: FileIntake) -> None:
@@ -338,16 +321,16 @@ async def _add(settings: Settings, config: SequencerConfig, intake: FileIntake) 
         await intake.run(sequencer)
 
 
-def _report(done: SequenceResult) -> None:
+def _report(chain_id: int, source: str, done: FileIntakeStats) -> None:
     if done.rows_before:
-        talk(f"chainctl: {counted(done.rows_before, 'row')} of {done.source} taken before")
+        talk(f"chainctl: {counted(done.rows_before, 'row')} of {source} taken before")
     if done.repeats:
         repeats = counted(done.repeats, "row")
         talk(f"chainctl: {repeats} with keys that were in the chain before")
     if done.orders:
         talk(
-            f"chainctl: {rate(done.orders, 'order', done.seconds)} added to chain {done.chain}, "
+            f"chainctl: {rate(done.orders, 'order', done.seconds)} added to chain {chain_id}, "
             f"ids {done.first_id} to {done.last_id}"
         )
     else:
-        talk(f"chainctl: nothing to add to chain {done.chain}")
+        talk(f"chainctl: nothing to add to chain {chain_id}")

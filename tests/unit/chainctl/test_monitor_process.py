@@ -34,14 +34,14 @@ async def test_samples_that_are_replaced_while_they_are_rendered_show_their_own_
 ) -> None:
     """Else old metrics are shown as fresh ones, to all who ask."""
     begun, let_go = threading.Event(), threading.Event()
-    render = monitor_process._render
+    render = monitor_process.metrics_of
 
-    def slowly(samples: msgspec.Raw) -> MonitorAnswer:
+    def slowly(samples: Any) -> MonitorAnswer:
         begun.set()
         assert let_go.wait(60.0)
         return render(samples)
 
-    monkeypatch.setattr(monitor_process, "_render", slowly)
+    monkeypatch.setattr(monitor_process, "metrics_of", slowly)
     pages = Pages(look(time.monotonic() - 4.0, is_ready=False))
     asked = asyncio.create_task(metrics_shown(pages))
     assert await asyncio.to_thread(begun.wait, 60.0)
