@@ -133,7 +133,7 @@ class _DestinationQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.claimed: deque[ClaimedMessages] = deque()
+        self.waiting: deque[ClaimedMessages] = deque()
         self.rows = 0  # waiting or under way
         self.rounds = 0  # under way, at most ROUNDS_MAX
         self.unusable: str | None = None  # the topic whose error stopped a send
@@ -175,7 +175,7 @@ class SendQueues:
         self._idle.set()
         self._rounds: set[asyncio.Task[None]] = set()
         self._rows = 0
-        self._is_hungry = False  # something was released, since there was no room for it
+        self._wants_more = False  # something was released, since there was no room for it
         self.destinations: dict[str, Destination] = {}
         self.is_broker_away = False
         self.times_away = 0
@@ -210,7 +210,7 @@ class SendQueues:
             if destination.topic in topic_errors:
                 room = 0 if topic_errors.is_paused(destination.topic) else min(room, 1)
             else:
-                self._is_hungry = self._is_hungry or not room
+                self._wants_more = self._wants_more or not room
             leaves_out = leaves_out or not room
             if room < rows_max:
                 of[destination.name] = room
@@ -236,7 +236,7 @@ class SendQueues:
         room = room_of(self._free, queue.rows)
         fitting, left = claimed.messages[:room], claimed.messages[room:]
         if left:
-            self._is_hungry = True
+            self._wants_more = True
             self._release(ClaimedMessages(claimed.token, left), "too many wait")
         if fitting:
             self._put(queue, ClaimedMessages(claimed.token, fitting))
@@ -244,7 +244,7 @@ class SendQueues:
     def _put(self, queue: _DestinationQueue, claimed: ClaimedMessages) -> None:
         self._rows += len(claimed.messages)
         queue.rows += len(claimed.messages)
-        queue.claimed.append(claimed)
+        queue.waiting.append(claimed)
         self._idle.clear()
         self._some.set()
 
@@ -278,7 +278,7 @@ class SendQueues:
                 await self._some.wait()
                 self._some.clear()
                 for queue in self._queues.values():
-                    while queue.claimed and queue.rounds < ROUNDS_MAX and self._may_begin(queue):
+                    while queue.waiting and queue.rounds < ROUNDS_MAX and self._may_begin(queue):
                         self._begin(queue)
         finally:
             for task in self._rounds:
@@ -292,43 +292,40 @@ class SendQueues:
     def drop_waiting(self) -> None:
         """Release what still waits."""
         for queue in self._queues.values():
-            while queue.claimed:
-                claimed = queue.claimed.popleft()
+            while queue.waiting:
+                claimed = queue.waiting.popleft()
                 self._release(claimed, "the end came first")
                 self._less(queue, len(claimed.messages))
 
     def _begin(self, queue: _DestinationQueue) -> None:
         queue.rounds += 1
-        work = self._round(queue, self._take(queue))
+        groups: list[ClaimedMessages] = []
+        rows = 0
+        while queue.waiting and rows < self._round_rows_max:
+            groups.append(queue.waiting.popleft())
+            rows += len(groups[-1].messages)
+        work = self._round(queue, groups)
         task = asyncio.create_task(work, name="orderchain outbox send")
         self._rounds.add(task)
         task.add_done_callback(lambda done: self._ended(queue, done))
 
-    def _take(self, queue: _DestinationQueue) -> list[ClaimedMessages]:
-        claimed: list[ClaimedMessages] = []
-        rows = 0
-        while queue.claimed and rows < self._round_rows_max:
-            claimed.append(queue.claimed.popleft())
-            rows += len(claimed[-1].messages)
-        return claimed
-
     def _ended(self, queue: _DestinationQueue, task: asyncio.Task[None]) -> None:
         self._rounds.discard(task)
         queue.rounds -= 1
-        if queue.claimed:
+        if queue.waiting:
             self._some.set()
-        if self._is_hungry:
-            self._is_hungry = False
+        if self._wants_more:
+            self._wants_more = False
             self.on_room()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error(
                 "a round of sends to %s failed: %s", printable(queue.name), named_reason(error)
             )
 
-    async def _round(self, queue: _DestinationQueue, claimed: list[ClaimedMessages]) -> None:
-        messages = [message for claimed in claimed for message in claimed.messages]
+    async def _round(self, queue: _DestinationQueue, groups: list[ClaimedMessages]) -> None:
+        messages = [message for group in groups for message in group.messages]
         # Not by the message's id: after a claim ran out the same message may be here twice.
-        held = {id(message): claimed.token for claimed in claimed for message in claimed.messages}
+        held = {id(message): group.token for group in groups for message in group.messages}
         try:
             why = self._why_not(queue.name)
             if why is not None:
@@ -340,26 +337,18 @@ class SendQueues:
                 if result.error is None:
                     self._settlement.sent(destination, result, _claims(result.messages, held))
             if failed := [result for result in results if result.error is not None]:
-                await self._failed(queue, destination, failed, held)
+                tried, unsent, why_failed = await self.sorted_failures(destination, failed)
+                if unsent:
+                    left = [message for result in unsent for message in result.messages]
+                    self._leave(queue, left, held, why_failed)
+                for result in tried:
+                    text = failure_text(result.error)
+                    self._settlement.failed(_claims(result.messages, held), text)
         finally:
             if held:
                 left = [message for message in messages if id(message) in held]
                 self._settlement.cut_off(_claims(left, held))
             self._less(queue, len(messages))
-
-    async def _failed(
-        self,
-        queue: _DestinationQueue,
-        destination: Destination,
-        results: list[Sent],
-        held: dict[int, UUID],
-    ) -> None:
-        tried, unsent, why = await self.sorted_failures(destination, results)
-        if unsent:
-            messages = [message for result in unsent for message in result.messages]
-            self._leave(queue, messages, held, why)
-        for result in tried:
-            self._settlement.failed(_claims(result.messages, held), failure_text(result.error))
 
     async def sorted_failures(
         self, destination: Destination, results: list[Sent]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from chain_kernel.monitoring import READY, MonitorAnswer
+from chain_kernel.monitoring import READY, MonitorAnswer, metrics_of
 from chainctl import monitor_process
 from chainctl.monitor_process import Look, Pages
 
@@ -34,12 +34,11 @@ async def test_samples_that_are_replaced_while_they_are_rendered_show_their_own_
 ) -> None:
     """Else old metrics are shown as fresh ones, to all who ask."""
     begun, let_go = threading.Event(), threading.Event()
-    render = monitor_process.metrics_of
 
     def slowly(samples: Any) -> MonitorAnswer:
         begun.set()
         assert let_go.wait(60.0)
-        return render(samples)
+        return metrics_of(samples)
 
     monkeypatch.setattr(monitor_process, "metrics_of", slowly)
     pages = Pages(look(time.monotonic() - 4.0, is_ready=False))
