@@ -80,7 +80,9 @@ def write_back(kernel: Path) -> Late:
         size = _number(kernel / "sys/vm/dirty_background_bytes")
         if not size:
             ratio = _number(kernel / "sys/vm/dirty_background_ratio")
-            size = _memory_bytes(kernel) * ratio // 100
+            lines = (kernel / "meminfo").read_text(encoding="ascii").splitlines()
+            (total,) = [line for line in lines if line.startswith("MemTotal:")]
+            size = int(total.split()[1]) * 1_024 * ratio // 100
     except (OSError, ValueError):
         return Late("commit: write-back", _UNSEEN)
     found = f"the kernel lets {size // 2**20:,} MiB gather before it writes"
@@ -89,12 +91,3 @@ def write_back(kernel: Path) -> Late:
 
 def _number(path: Path) -> int:
     return int(path.read_text(encoding="ascii"))
-
-
-def _memory_bytes(kernel: Path) -> int:
-    (line,) = [
-        line
-        for line in (kernel / "meminfo").read_text(encoding="ascii").splitlines()
-        if line.startswith("MemTotal:")
-    ]
-    return int(line.split()[1]) * 1_024

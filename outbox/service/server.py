@@ -193,7 +193,8 @@ class MessageService(ServiceOfParts):
                 closing.push_async_callback(self.callback.close)
             closing.push_async_callback(self.check_back.close)
             closing.push_async_callback(self.relay.stop)
-            closing.callback(self._close_socket)
+            if self._socket is not None:
+                closing.callback(self._socket.close)
             closing.push_async_callback(self._parts.end)
             if http is not None:
                 await asyncio.wait([http], timeout=2 * self._config.stop_seconds)
@@ -209,11 +210,6 @@ class MessageService(ServiceOfParts):
     def _stop_serving(self) -> None:
         if self._thread is not None:
             self._thread.stop_serving()
-
-    def _close_socket(self) -> None:
-        with suppress(OSError):
-            if self._socket is not None:
-                self._socket.close()
 
     def _own_samples(self) -> list[Sample]:
         found = list(self.relay.samples())

@@ -85,25 +85,21 @@ class FaultyBroker(Broker):
         self._sender = sender
 
     def append(self, at: TopicPartition, contents: Iterable[Content]) -> int:
-        """See `Broker`. Raises Unanswered for a lost acknowledgement."""
+        """Store records; return the offset of the first. Raises Unanswered for a lost answer."""
         rules = self._sender.destinations.values()
         is_message = at.topic in {each.topic for each in rules}
-        if not is_message and self._may_lose_confirms and self._faults.happens("confirm_lost"):
+        # The confirm of a last try is not lost: all that waits for one is sent again.
+        may_be_lost = not is_message and all(
+            row["send_count"] < self._sender.destinations[row["destination"]].tries_max - 1
+            for row in self._sender.pending.committed.values()
+            if row["status"] in SENDABLE
+        )
+        if may_be_lost and self._faults.happens("confirm_lost"):
             return len(self.log(at))
         first = super().append(at, contents := list(contents))
         if is_message and any([self._faults.happens("acknowledgement_lost") for _ in contents]):
             raise Unanswered(may_be_done=True)
         return first
-
-    @property
-    def _may_lose_confirms(self) -> bool:
-        """True if all that waits for a confirm is sent again: that of a last try is not lost."""
-        rules = self._sender.destinations
-        return all(
-            row["send_count"] < rules[row["destination"]].tries_max - 1
-            for row in self._sender.pending.committed.values()
-            if row["status"] in SENDABLE
-        )
 
 
 class MemoryOutbox:
