@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from chain_kernel.clients.kafka_config import KafkaConfig
     from chainctl.database import Connection
     from chainctl.schema.parts import SchemaPart
-    from chainctl.topics import Topics
 
 CONNECT_SECONDS: Final = 10.0
 """Deadline of a connection to the brokers."""
@@ -127,16 +126,14 @@ async def create_chain(
 ) -> ChainCreation:
     """Make a chain with its topic: the chain's row first, then its topic.
 
-    With `kafka` None it makes no topic: the chain can be led without a broker, and a later call
-    with one makes the topic.
-
     The row decides which chain owns the topic, so two concurrent creations cannot end with one
     topic for two chains. A crash between the two steps leaves a chain without a topic. The next
     call makes it; until then, the sequencer refuses to start.
 
     Args:
         connection: asyncpg's, of the role `orderchain_owner`, and in no transaction.
-        kafka: a KafkaConfig, or the plaintext bootstrap servers.
+        kafka: a KafkaConfig, or the plaintext bootstrap servers. None: no topic is made, and the
+            chain can be led without a broker; a later call with one makes the topic.
         topic: `orderchain.N` by default.
         partition_ids: the ids that one partition of the table spans.
 
@@ -160,7 +157,10 @@ async def create_chain(
             # The brokers last: an unsuitable database is reported without them.
             topics = await stack.enter_async_context(connected_topics(kafka, connect_seconds))
             # Before anything is done: a topic that cannot be used leaves no chain.
-            topic_created = not await _is_usable(topics, topic)
+            is_there = (await topics.described(topic)).is_there
+            if is_there:
+                await topics.check(topic)
+            topic_created = not is_there
         seal = genesis_seal(database, chain_id)
         chain_created = await connection.fetchval(
             SQL["create_chain"], chain_id, seal, topic, _PARTITION, partition_ids
@@ -195,14 +195,6 @@ async def _settled(
             expected = f"{row[name]}, what it was created with"
             raise SettingError(f"{name} of chain {chain_id}", asked, expected)
     return row["topic"], row["partition_ids"]
-
-
-async def _is_usable(topics: Topics, topic: str) -> bool:
-    """Return whether the topic is there. Raises TopicError when it is, but cannot carry a chain."""
-    if not await topics.is_there(topic):
-        return False
-    await topics.check(topic)
-    return True
 
 
 # -- topics of intakes -----------------------------------------------------------------------------

@@ -42,8 +42,8 @@ async def connected_to(
 ) -> AsyncIterator[Connection]:
     """Hold one connection to a database of ours: PostgreSQL is new enough, the encoding UTF8.
 
-    `role` is the one whose members may do what the block asks. Raises as
-    `chain_kernel.clients.session.connected` and `naming_lock_holders`.
+    `role` is the one whose members may do what the block asks. Raises ConnectError where the server
+    refuses or is too old, RetryError where it is away, or a statement has waited for a lock.
     """
     # The driver is imported only where a connection is opened.
     from chain_kernel.clients import session
@@ -73,8 +73,8 @@ async def looking(
     """Hold one snapshot of the database, for the auditor's rights: no receiver is ever seen ahead
     of the head.
 
-    Raises ChainMissing where `chain_id` is no chain; None stands for all chains. Else as
-    `connected`.
+    Raises ChainMissing where `chain_id` is no chain; None stands for all chains. Raises
+    ConnectError, SchemaError, RetryError, too.
     """
     if database is None:
         database = settings.database_dsn()
@@ -88,7 +88,7 @@ async def looking(
 async def looked(
     settings: Settings, chain_id: int | None, look: Callable[[Connection], Awaitable[_T]]
 ) -> _T:
-    """Return the result of `look` at one snapshot. Raises as `looking`."""
+    """Return the result of `look` at one snapshot. Raises ChainMissing, and errors of a connect."""
     async with looking(settings, chain_id) as connection:
         return await look(connection)
 
@@ -112,7 +112,7 @@ async def acting_on(
 ) -> AsyncIterator[Connection]:
     """Hold one transaction with the owner's rights; a dry run does the same and rolls it back.
 
-    Raises ChainMissing where `chain_id` is no chain; else as `connected`.
+    Raises ChainMissing where `chain_id` is no chain; ConnectError, SchemaError, RetryError.
     """
     async with connected_to(settings.database_dsn(), settings.connect_seconds, OWNER) as connection:
         await database_id(connection)

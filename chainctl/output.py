@@ -59,7 +59,7 @@ def data(text: str) -> None:
 
 
 def data_text(text: str) -> None:
-    """Write ready-made lines for a program (SQL, JSON, a shell) to stdout, else as `data`."""
+    """Write ready-made lines for a program (SQL, JSON, a shell) to stdout. Raises OSError."""
     if sys.stdout is None:
         raise OSError(errno.EBADF, "stdout is closed")
     sys.stdout.write(text + "\n")

@@ -54,10 +54,6 @@ class Topics:
         self._admin = admin
         self._kafka = kafka
 
-    async def is_there(self, topic: str) -> bool:
-        """Return whether `topic` exists. Raises ConnectError where this login may not know."""
-        return (await self.described(topic)).is_there
-
     async def check(self, topic: str) -> None:
         """Raise TopicError unless the existing `topic` can carry a chain."""
         found = await self.described(topic)
@@ -78,7 +74,7 @@ class Topics:
     ) -> bool:
         """Create `topic`; return False when somebody else was faster.
 
-        Raises as `create_topic`, and ConnectError or RetryError where the broker goes meanwhile.
+        Raises ConnectError where the broker refuses, RetryError where it goes meanwhile.
         """
         from chain_kernel.clients.topics import create_topic
 
@@ -93,7 +89,10 @@ class Topics:
             )
 
     async def described(self, topic: str) -> TopicDescription:
-        """Describe `topic`; one that does not exist has no partition. Raises as `create`."""
+        """Describe `topic`; one that does not exist has no partition.
+
+        Raises ConnectError where this login may not know, RetryError where the broker goes.
+        """
         from chain_kernel.clients.topics import describe_topic
 
         async with self._acting():

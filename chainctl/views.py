@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _Line = TypeVar("_Line", bound=Struct)
 
 AGREEING: Final = {"yes", "archived", "-"}
-"""Standings of a checkpoint that are no contradiction."""
+"""Answers about a checkpoint that are no contradiction."""
 
 _PAYLOAD_CHARACTERS: Final = 60
 """Characters of a payload in a table; JSON has all of it."""

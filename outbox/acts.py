@@ -121,7 +121,7 @@ class Unfinished(Struct, frozen=True):
         return age_seconds(self.oldest, now)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
+        """Yield the metrics at this instant."""
         for metric in UNFINISHED_METRICS:
             labels = {"destination": self.destination, "status": self.status}
             yield from metric.samples(self, labels)
@@ -164,7 +164,7 @@ class SilentConsumer(Struct, frozen=True):
         return f"consumer {self.consumer} is silent since {self.heard_at:%Y-%m-%dT%H:%M:%SZ}"
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metric at this instant; see `chain_kernel.monitoring`."""
+        """Yield the metric at this instant."""
         labels = {"destination": self.destination, "consumer": self.consumer}
         return SILENT_METRIC.samples(self, labels)
 
@@ -225,7 +225,7 @@ async def would_act(connection: Connection, what: Act, chosen: DeliveryFilter) -
 async def silent_consumers(source: Connection | OutboxSession) -> list[SilentConsumer]:
     """Return the consumers that let messages wait and say nothing, by destination and name.
 
-    Raises as `fetch` of the source.
+    Raises the driver's errors, or those of a session.
     """
     return [
         SilentConsumer(*row) for row in await source.fetch(_SQL["silent"], CONSUMER_SILENT_SECONDS)

@@ -127,9 +127,9 @@ def _with_headers(message: Message, carried: Mapping[str, str]) -> Message:
 
 
 def check_new_message(message: Message) -> None:
-    """As `check_message`; and its id must be a UUIDv7: its time is what partitions go by.
+    """Raise MessageError if a new message can't be stored, also where its id is no UUIDv7.
 
-    What is stored already is not asked for that.
+    Partitions go by the time of the id. What is stored already is not asked for that.
     """
     check_message(message)
     if message.message_id.version != _VERSION >> 12:

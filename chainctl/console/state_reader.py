@@ -168,8 +168,8 @@ class StateReader:
     async def read(self) -> Overview:
         """Return the state.
 
-        Raises RetryError where the database is away, else as `connect`; and what keeps the chains
-        from being read where the database has no outbox and no inbox either.
+        Raises RetryError where the database is away, ConnectError where it refuses; and what keeps
+        the chains from being read where the database has no outbox and no inbox either.
         """
         await self._session.run(self._look_at_parts)
         has_messages = (self._outbox.value, self._inboxes.value) != (None, None)

@@ -125,7 +125,7 @@ class CallbackService:
         return deepcopy(self._counters)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
+        """Yield the metrics at this instant."""
         for metric in METRICS:
             yield from metric.samples(self._counters, {})
 

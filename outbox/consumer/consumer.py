@@ -192,7 +192,7 @@ class Consumer(ClosedAtExit):
         return deepcopy(self._counters)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `chain_kernel.monitoring`."""
+        """Yield the metrics at this instant."""
         for metric in METRICS:
             yield from metric.samples(self._counters, {"consumer": self._config.name})
 
@@ -348,7 +348,7 @@ class Consumer(ClosedAtExit):
         return inbox
 
     async def _begin_topics(self, inbox: Inbox) -> None:
-        """Choose where to begin in topics that were never begun; see `ConsumerConfig.start_at`."""
+        """Choose where to begin in topics that were never begun; each is begun once."""
         topics = self._config.topics
         try:
             async with self._connections.transaction() as connection:

@@ -127,7 +127,7 @@ class ConsumerConnections(Connections):
         check_server(read_on)
 
     def refusal(self, error: Exception) -> Exception:
-        """Return what to raise after a statement raised `error`; see `statement_refusal`."""
+        """Return what to raise after a statement raised `error`."""
         config = self._config
         return statement_refusal(error, config.database, config.role, numbered=NUMBERED)
 
@@ -242,7 +242,7 @@ class Inbox:
     ) -> None:
         """Put messages aside after the first ones of their keys; due at once if those are gone.
 
-        Needs a transaction, as `park`.
+        Needs a transaction: no other transaction may settle these keys meanwhile.
         """
         await self._lock_keys(connection, deliveries)
         columns = zip(*map(_row_of, deliveries), strict=True)

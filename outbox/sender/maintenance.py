@@ -222,7 +222,11 @@ async def save_destinations(
         create_topics: the brokers at which their missing topics are created before that.
         partitions: of each topic of messages that is created; topics of confirms get one.
 
-    With `create_topics`, raises as `create_destination_topics`.
+    Raises:
+        SettingError: `partitions` is out of bounds.
+        ConnectError: the brokers refuse the login, or their certificate does not hold.
+        RetryError: no broker answers.
+        OrderchainError: a topic is refused for another reason.
     """
     chosen = list(destinations)
     if create_topics is not None:

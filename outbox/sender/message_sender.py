@@ -251,7 +251,7 @@ class MessageSender:
         """Send messages, and return their outcomes; never raises an error of the broker.
 
         Nothing below `oldest_unfinished` is sent any more, except some of these messages. An error
-        in one batch does not affect others; see `SendQueues.sorted_failures` for what follows.
+        in one batch does not affect others.
         """
         if (unusable := self.topic_errors.pause_of(destination.topic)) is not None:
             return [Sent(destination.topic, -1, list(messages), error=unusable)]

@@ -92,7 +92,7 @@ class OutboxFigures:
             yield from silent.samples()
 
     async def run(self) -> None:
-        """Count until cancelled. Raises as `OutboxSession.fetch`; then nothing is shown."""
+        """Count until cancelled. Raises RetryError, ConnectError; then nothing is shown."""
         loop = asyncio.get_running_loop()
         while True:
             with suppress(TimeoutError):
@@ -147,7 +147,7 @@ class Relay(ServiceOfParts):
     ) -> None:
         """`consumer_logs`: by consumer, where the relay may look up what it has applied."""
         self.counters = RelayStats()
-        """The counters of the parts; see `stats`."""
+        """The counters of the parts; `stats` completes them."""
         self._config = config
         self._woken = asyncio.Event()
         self._store = RelayStore(config, self._woken.set)
@@ -195,7 +195,7 @@ class Relay(ServiceOfParts):
         return replace(deepcopy(self.counters), broker_away=self._send_queues.times_away)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics at this instant; see `chain_kernel.monitoring`.
+        """Yield the metrics at this instant.
 
         Unfinished deliveries are counted at most every 15 s, and only while this is called; silent
         consumers are looked for every minute.

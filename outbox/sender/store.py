@@ -118,7 +118,7 @@ class RelayStore:
         return self._oldest
 
     def sweep(self) -> Any:  # noqa: ANN401 - contextlib's own
-        """Hold a transaction in which what is due is locked and claimed; see `SweepRound`."""
+        """Hold a transaction for a `SweepRound`, which locks and claims what is due."""
         return self._sweep.transaction()
 
     # ------------------------------------------------------------------ what sends have led to

@@ -284,7 +284,14 @@ class BusinessTransaction:
         return message_id
 
     def add_many(self, messages: Sequence[Message]) -> Coroutine[Any, Any, None]:
-        """Store all of `messages` or none, in one statement. Raises as `add`."""
+        """Store all of `messages` or none, in one statement; they are sent after the commit.
+
+        Raises:
+            MessageError: a message is not valid.
+            DestinationMissing: a destination is not set up.
+            OutboxFull: the outbox takes more on disk than it may; this breaks the transaction.
+            PartEnded: the part that would send them no longer works.
+        """
         self._not_awaited += 1
         return self._add_many(messages)
 

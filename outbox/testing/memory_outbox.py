@@ -231,7 +231,7 @@ class MemoryOutbox:
     # -- outcomes ----------------------------------------------------------------------------------
 
     def messages(self) -> list[Message]:
-        """Return the messages that have committed, in their order; see `statuses`."""
+        """Return the messages that have committed, in their order, whatever their status."""
         return messages_of(self._sender.messages.committed.values())[0]
 
     def statuses(self, consumer: str | None = None) -> dict[UUID, Status]:
