@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from orderchain_demo.book import Exchange
 from orderchain_demo.flow import csv_lines
-from sequencer.intake.file import FileOptions, OrderFile
+from sequencer.intake.order_file import FileOptions, OrderFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,8 +6,8 @@ from chain_kernel.doors import imported, needs_extra
 
 with needs_extra("sequencer", __name__):
     from sequencer.config import SequencerConfig, SequencerTuning, TopicIntakeConfig
-    from sequencer.intake.file import FileOptions
-    from sequencer.intake.files import FileIntake, FileIntakeStats
+    from sequencer.intake.file_intake import FileIntake, FileIntakeStats
+    from sequencer.intake.order_file import FileOptions
     from sequencer.many import SharedConnections, open_sequencers
     from sequencer.order import Ack, Order
     from sequencer.service import Sequencer, open_sequencer

@@ -55,7 +55,7 @@ from chain_verifier.archive.part_files import verify_archive
 from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.local.verify import verify_locally
 from chainctl.commands.chain.journal import Journal
-from sequencer.intake.file import FileOptions, OrderFile
+from sequencer.intake.order_file import FileOptions, OrderFile
 from sequencer.order import columns_of
 
 if TYPE_CHECKING:

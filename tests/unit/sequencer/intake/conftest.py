@@ -9,7 +9,7 @@ import zstandard
 
 from chain_kernel.errors import InputError
 from sequencer import Order
-from sequencer.intake.file import FileOptions, OrderFile
+from sequencer.intake.order_file import FileOptions, OrderFile
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,

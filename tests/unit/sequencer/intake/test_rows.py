@@ -12,7 +12,7 @@ import pytest
 from chain_kernel.limits import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 from sequencer import Order
 from sequencer.intake.compressed import ROW_BYTES_MAX
-from sequencer.intake.file import unit_of
+from sequencer.intake.order_file import unit_of
 from tests.unit.sequencer.intake.conftest import ReadAll, Write
 
 

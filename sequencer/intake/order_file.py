@@ -1,4 +1,4 @@
-"""A file as an intake: its orders in order, with the position reached and a digest of all before.
+"""The orders of a file in order, with the position reached and a digest of all before.
 
 A file that was partly taken before is read again from its start. Its first rows must be unchanged,
 which the digest shows; the rows after them are new. The folder, stored after the digest, shows
@@ -35,7 +35,6 @@ from sequencer.order import Order
 if TYPE_CHECKING:
     import io
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from types import TracebackType
 
     from sequencer.intake.rows import RowSource
 
@@ -248,7 +247,7 @@ class FileOptions(Struct, frozen=True, kw_only=True):
 class Portion:
     """Some orders of a file, and the mark after them."""
 
-    __slots__ = ("_before", "_line_of", "mark", "orders")
+    __slots__ = ("_before", "line_of", "mark", "orders")
 
     def __init__(
         self,
@@ -262,11 +261,8 @@ class Portion:
         self.mark = mark
         """Stored with the orders, in one transaction."""
         self._before = before
-        self._line_of = line_of
-
-    def line_of(self, index: int) -> int:
-        """Return the line, from 1, in which the row of the order `index` begins."""
-        return self._line_of(index)
+        self.line_of = line_of
+        """Returns the line, from 1, in which the row of the order with this index begins."""
 
     def within(self, bytes_max: int) -> Iterator[Portion]:
         """Yield it in parts of at most `bytes_max`, or of one order."""
@@ -295,7 +291,7 @@ class Portion:
             self.orders[start:end],
             after.mark(self.mark.source, before),
             before,
-            lambda index: self._line_of(start + index),
+            lambda index: self.line_of(start + index),
         )
 
 
@@ -366,12 +362,7 @@ class OrderFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stream.close()
 
     @property

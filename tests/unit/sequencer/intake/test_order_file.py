@@ -7,7 +7,7 @@ import pytest
 
 from chain_kernel.errors import InputError
 from chain_kernel.model import IntakeMark
-from sequencer.intake.file import FileOptions, OrderFile
+from sequencer.intake.order_file import FileOptions, OrderFile
 from sequencer.intake.rows import READ_BYTES_MAX
 from tests.unit.sequencer.intake.conftest import Write
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from msgspec import Struct
 
 from chain_kernel.errors import InputError, OrderError, RetryError
-from sequencer.intake.file import FileOptions, OrderFile, Portion
+from sequencer.intake.order_file import FileOptions, OrderFile, Portion
 
 if TYPE_CHECKING:
     import io
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     from chain_kernel.model import IntakeMark
     from sequencer.order import Ack
@@ -83,13 +82,8 @@ class FileIntake:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
 
     @property
     def source(self) -> str:
