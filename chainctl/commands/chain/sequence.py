@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from chainctl.monitor_server import Address
     from chainctl.settings import Settings
     from sequencer import FileIntake, SequencerConfig
-    from sequencer.intake.files import FileIntakeStats
+    from sequencer.intake.file_intake import FileIntakeStats
 
 
 _COMMIT_SECONDS: Final = 4.0
