@@ -56,7 +56,6 @@ ELSEWHERE: Final = {
     r"^prometheus ": "tests/prometheus.py runs it with the same file",
     r"^make ": "unit/house/test_snippets: the targets exist; CI or a release calls each",
     r"verify table": "chain_verifier/dataframe/test_tables, with a catalog",
-    r"^SEEDED_SETS=": "a longer run of a test",
     r"^(python|python -m pytest|cat|cmp|grep|wait|mkdir|kill|sleep)\b": "the guides' own tests",
     r"^(pip|python3 -m venv|/opt/orderchain/bin/pip)\b": "packaging/test_empty_environment",
     r"^(cp|chown|install|systemctl|podman)\b": "neither systemd nor a builder: unit/deploy",
