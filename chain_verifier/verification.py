@@ -175,7 +175,7 @@ def _is_within(bucket: Bucket, horizon: Horizon) -> bool:
     return horizon.head is None or bucket.lower_id <= horizon.head
 
 
-def _print_of(bucket: Bucket) -> tuple[int, tuple[int, int]]:
+def _print_of(bucket: Bucket) -> tuple[int, int]:
     return bucket.rows, bucket.fingerprint
 
 

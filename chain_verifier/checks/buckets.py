@@ -65,8 +65,8 @@ class Bucket(Struct, frozen=True, kw_only=True):
     last_id: int
     nulls: int
     """Rows with a NULL in a column other than id and pid."""
-    fingerprint: tuple[int, int]
-    """Two sums over the keyed hashes of whole rows; equal for equal multisets of rows."""
+    fingerprint: int
+    """A sum over the keyed hashes of whole rows; equal for equal multisets of rows."""
 
     @property
     def lower_id(self) -> int:
@@ -94,7 +94,7 @@ def whole_path(rows: int, pid: int, first_id: int, last_id: int) -> Bucket:
         first_id=first_id,
         last_id=last_id,
         nulls=0,
-        fingerprint=(0, 0),
+        fingerprint=0,
     )
 
 

@@ -19,7 +19,8 @@ from chain_verifier.checks.buckets import Horizon
 from chain_verifier.config import FINDINGS_MAX, LEAF_BITS, bucket_bits
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.spark.own_session import require_all_files
-from chain_verifier.spark.source_check import examine, is_balanced, path_sums, with_key
+from chain_verifier.spark.source_check import examine, unsound
+from chain_verifier.spark.sums import summed
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
 from chain_verifier.verification import EVENT_TYPES, KEY_BITS, ScanPlan
 
@@ -163,15 +164,13 @@ def _uncounted(rows: DataFrame, names: Mapping[str, str | None]) -> Iterator[Dat
         {
             "pid": F.try_subtract("id", F.lit(1)),
             _PART: F.shiftright("id", _PART_BITS),
-            MALFORMED: F.lit(False),
             _LACKS: any_null(tuple(role for role, name in names.items() if name)),
         }
     )
-    sums = path_sums(F.lit(True), has_rows=False)
-    keyed = with_key(placed, secrets.randbits(KEY_BITS)).groupBy("key", _PART)
-    summed = keyed.agg(*sums, F.count_if(_LACKS).alias(_LACKS))
+    key = secrets.randbits(KEY_BITS)
+    sums = summed(placed, key, ("key", _PART), counts={_LACKS: F.col(_LACKS)})
     before = F.lag("last_id").over(Window.partitionBy("key").orderBy(_PART))
-    ends = summed.withColumns({"after_id": before, "is_whole": is_balanced()})
+    ends = sums.withColumn("after_id", before).withColumnRenamed("is_balanced", "is_whole")
     is_next = F.coalesce(~_is_gap("first_id"), F.lit(True))
     wrong = ends.where(~(F.col("is_whole") & is_next & (F.col(_LACKS) == 0)))
     wrong = wrong.select("key", _PART, "after_id", "first_id", "is_whole", _LACKS)
@@ -258,11 +257,10 @@ _CHAIN: Final = 0
 def _broken_chains(rows: DataFrame, start: int | None) -> Iterator[DataFrame]:
     """Yield the findings of keys whose rows are not one path: the sums of each key show which."""
     paths = rows.withColumn(MALFORMED, F.lit(False))
-    keyed = with_key(paths, secrets.randbits(KEY_BITS))
-    summed = keyed.groupBy("key").agg(*path_sums(F.lit(True), has_rows=False))
+    sums = summed(paths, secrets.randbits(KEY_BITS), ("key",), counts=unsound())
     begins = F.lit(True) if start is None else F.col("pid") == start
-    is_whole = is_balanced() & (F.col("unsound") == 0) & begins
-    broken = summed.where(~is_whole).select("key", "pid", "first_id", "last_id")
+    is_whole = F.col("is_balanced") & (F.col("unsound") == 0) & begins
+    broken = sums.where(~is_whole).select("key", "pid", "first_id", "last_id")
     found = broken.orderBy("key").limit(_KEYS_MAX).collect()
     faults = [
         tuple({**_values(fault), "key": each["key"]}[name] for name in COLUMNS)

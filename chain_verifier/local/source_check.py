@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from chain_verifier.verification import ScanPlan
 
 _HASH_BYTES: Final = 8
-_LOW_HALF: Final = 0xFFFF_FFFF
-_HALF_BITS: Final = 32
 
 
 class _Walk:
@@ -127,7 +125,7 @@ class _Walk:
                 first_id=self._first_id,
                 last_id=self._last_id,
                 nulls=self.nulls,
-                fingerprint=(self._prints & _LOW_HALF, self._prints >> _HALF_BITS),
+                fingerprint=self._prints,
             )
         ]
 

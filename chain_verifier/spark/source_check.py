@@ -4,10 +4,6 @@ The first look at a source checks whether its rows are one path as a whole: one 
 without buckets. Most chains are one path, and then there is nothing to locate. Else parts of the
 source are read again: the rows of buckets, the rows that no bucket can hold, and the rows of a file
 that come after a row that follows them in the chain.
-
-Rows that are known to form a path count as one edge: the hashes of the ids inside it would be added
-on one side and subtracted on the other. The theorem, and the odds of a collision:
-`docs/verification.md`.
 """
 
 from __future__ import annotations
@@ -35,13 +31,8 @@ from chain_verifier.spark.scan import (
     placed,
     scan,
 )
-from chain_verifier.spark.table import (
-    BLOCK,
-    HAS_NULL,
-    MALFORMED,
-    POSITION,
-    ROWS,
-)
+from chain_verifier.spark.sums import summed
+from chain_verifier.spark.table import BLOCK, HAS_NULL, MALFORMED, POSITION
 from chain_verifier.verification import CONTENT, ScannedSource, link_faults, require_own_rows
 
 if TYPE_CHECKING:
@@ -54,37 +45,32 @@ if TYPE_CHECKING:
     from chain_verifier.verification import ScanPlan
 
 
-_PARTS: Final = ("surplus_low", "surplus_middle", "surplus_high")
-_SHIFTS: Final = (0, 21, 42)
-_PART_MASK: Final = 2**21 - 1
-"""Sums are taken of the lower 21, the middle 21 and the upper 22 bits of a hash: in ANSI mode a sum
-of whole hashes overflows, and a sum of halves could overflow from 2^31 rows on, which a chain may
-have. A sum of 22 bits cannot overflow below 2^41 rows."""
-
-KEY: Final = "hash_key"
-_KEY_QUERY: Final = "SELECT * FROM VALUES (CAST(:key AS BIGINT)) AS keys (hash_key)"
-"""A table of values: Spark would turn a mere expression into a literal."""
-
-
 def whole_chain(paths: DataFrame, horizon: Horizon, key: int) -> Bucket | None:
     """Return all `paths` as one bucket if they are one path from start to head, and nothing else.
 
     None means that this is not proven: the rows must be looked at in buckets. Without a row, the
     result is None, too.
     """
-    sums = path_sums(F.col("chain_id") == horizon.chain_id, has_rows=ROWS in paths.columns)
-    summed = looked_at(with_key(paths, key), horizon).agg(*sums)
-    return _path_of(summed.withColumn("is_balanced", is_balanced()).collect()[0], horizon)
+    counts = unsound(F.col("chain_id") == horizon.chain_id)
+    return _path_of(summed(looked_at(paths, horizon), key, counts=counts).collect()[0], horizon)
 
 
 def whole_chains(
     paths: DataFrame, horizons: Mapping[int, Horizon], key: int
 ) -> dict[int, Bucket | None]:
     """Return the same for each chain of which there are `paths`, by one grouped look."""
-    sums = path_sums(F.lit(True), has_rows=ROWS in paths.columns)
-    summed = with_key(paths, key).groupBy("chain_id").agg(*sums)
-    found = summed.withColumn("is_balanced", is_balanced()).collect()
+    found = summed(paths, key, ["chain_id"], counts=unsound()).collect()
     return {row["chain_id"]: _path_of(row, horizons[row["chain_id"]]) for row in found}
+
+
+def unsound(is_of_chain: Column | None = None) -> dict[str, Column]:
+    """Return what counts the rows, or pages, one of which fails a whole.
+
+    A NULL counts as not sound, so that no NULL can hide from the sums.
+    """
+    is_sound = ~F.col(MALFORMED) & ~F.col(HAS_NULL) & (F.col("pid") < F.col("id"))
+    is_own = is_sound if is_of_chain is None else is_sound & is_of_chain
+    return {"unsound": ~F.coalesce(is_own, F.lit(False))}
 
 
 def _path_of(found: Row, horizon: Horizon) -> Bucket | None:
@@ -92,48 +78,6 @@ def _path_of(found: Row, horizon: Horizon) -> Bucket | None:
         return None
     bucket = whole_path(found["rows"], found["pid"], found["first_id"], found["last_id"])
     return bucket if is_one_path([bucket], horizon) else None
-
-
-def with_key(rows: DataFrame, key: int) -> DataFrame:
-    """Add the key as a column, by a join with one row.
-
-    As a literal, it would be in the code that Spark compiles. Every run would then compile again
-    and run cold, which took 0.3 s per run.
-    """
-    return rows.crossJoin(F.broadcast(rows.sparkSession.sql(_KEY_QUERY, {"key": key})))
-
-
-def path_sums(is_of_chain: Column, *, has_rows: bool) -> list[Column]:
-    """Return what a path is known by. One `unsound` row, or page, fails the whole."""
-    row_id, pid = F.col("id"), F.col("pid")
-    is_own = ~F.col(MALFORMED) & ~F.col(HAS_NULL) & is_of_chain
-    # A NULL counts as not sound, so that no NULL can hide from the sums.
-    is_sound = is_own & (pid < row_id)
-    surpluses = zip(_PARTS, _parts_of("id"), _parts_of("pid"), strict=True)
-    return [
-        F.max(KEY).alias(KEY),
-        (F.sum(ROWS) if has_rows else F.count(F.lit(1))).alias("rows"),
-        F.count_if(~F.coalesce(is_sound, F.lit(False))).alias("unsound"),
-        F.min("first_id" if has_rows else "id").alias("first_id"),
-        F.max("id").alias("last_id"),
-        F.min("pid").alias("pid"),
-        *(F.sum(leaving - entering).alias(name) for name, leaving, entering in surpluses),
-    ]
-
-
-def _parts_of(node: str) -> list[Column]:
-    """Return the parts of the hash of the node in a column."""
-    hashed = F.xxhash64(KEY, node)
-    low, middle, high = (F.shiftrightunsigned(hashed, shift) for shift in _SHIFTS)
-    return [low.bitwiseAND(F.lit(_PART_MASK)), middle.bitwiseAND(F.lit(_PART_MASK)), high]
-
-
-def is_balanced() -> Column:
-    """Return whether ids plus {lowest pid} equal pids plus {highest id}, by all sums."""
-    balanced = F.lit(True)
-    for name, leave, enter in zip(_PARTS, _parts_of("last_id"), _parts_of("pid"), strict=True):
-        balanced = balanced & (F.col(name) == leave - enter)
-    return balanced
 
 
 def examine(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSource:

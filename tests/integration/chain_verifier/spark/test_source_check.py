@@ -3,15 +3,13 @@
 import random
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.buckets import Bucket, Horizon
-from chain_verifier.spark.source_check import KEY, whole_chain, with_key
+from chain_verifier.spark.source_check import whole_chain
 from tests.integration.chain_verifier.conftest import RowTable
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, Row, chain_of, head_of
 
@@ -24,16 +22,6 @@ def looked(
 ) -> Bucket | None:
     horizon = Horizon(chain_id=CHAIN_ID, start=start, head=head)
     return whole_chain(RowTable(spark, rows).rows, horizon, secrets.randbits(63))
-
-
-def test_key_is_no_part_of_the_plan_so_that_its_code_is_compiled_once(
-    spark: SparkSession,
-) -> None:
-    key = 2**62 + 12_345
-    frame: Any = with_key(RowTable(spark, ROWS).rows, key).agg(F.sum(F.xxhash64(KEY, "id") % 7))
-    plan = frame._jdf.queryExecution().executedPlan().toString()
-    assert KEY in plan
-    assert str(key) not in plan
 
 
 def test_whole_chain_in_any_order_is_one_bucket_also_after_a_start_or_without_a_head(

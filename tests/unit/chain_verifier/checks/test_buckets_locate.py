@@ -38,7 +38,7 @@ def bucketed(rows: Sequence[Row], bits: int) -> list[Bucket]:
             first_id=min(row_id for _, row_id in group),
             last_id=max(row_id for _, row_id in group),
             nulls=0,
-            fingerprint=(0, 0),
+            fingerprint=0,
         )
         for number, group in sorted(groups.items())
     ]
