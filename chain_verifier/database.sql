@@ -126,11 +126,6 @@ SELECT p.last_id, f.*
         GROUP BY r.highest) f
  WHERE p.chain_id = $1
 
--- pages_of_rows: the pages, each with its ends, which serve to find a range of rows
-SELECT first_id AS page_first_id, last_id AS page_last_id, ids, pids, keys, event_times_ns, payloads
-  FROM public.chain_page
- WHERE chain_id = $1
-
 -- pages: the next pages after $2 up to $3, at most $5, as many as are needed for $4 bytes: the last may
 -- bring more. For pages that are not returned, only the size of out-of-line values is read. If the
 -- primary key was removed, several pages may end with one id: they are returned together
@@ -205,13 +200,6 @@ SELECT b.last_id AS id, b.first_id, b.prev_last_id, b.row_count, b.epoch, b.seal
 
 -- seal_at: the seal after the batch that ends with an id
 SELECT seal FROM public.chain_batch WHERE chain_id = $1 AND last_id = $2
-
--- batches: for every batch, the seal after it, and what the batch after that seal must be
-SELECT b.seal AS anchor, b.last_id AS anchor_id, n.last_id AS batch_last_id, n.seal AS batch_seal,
-       n.epoch AS batch_epoch
-  FROM public.chain_batch b LEFT JOIN public.chain_batch n
-    ON n.chain_id = $1 AND n.prev_last_id = b.last_id
- WHERE b.chain_id = $1
 
 -- batches_at: for each of some ids, the batch that ends with it or before, and the next batch
 SELECT a.at_id, b.last_id AS anchor_id, b.seal AS anchor, n.last_id AS batch_last_id,

@@ -13,11 +13,12 @@ from msgspec import Struct
 from chain_kernel.errors import ChainMissing, OrderchainError, SourceBroken
 from chain_kernel.sql import load_sql, require_version
 from chain_kernel.text import reason_of
-from chain_verifier.checks.topic_frames import FrameKeys
+from chain_verifier.checks.topic_frames import FrameKeys, judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from chain_verifier.checks.topic_frames import TopicRecord
     from chain_verifier.findings import Findings
 
 
@@ -172,6 +173,16 @@ class DatabaseFacts(ABC):
         """Return the keys of all terms that exist by now. Raises SourceBroken."""
         with self._as_broken():
             return FrameKeys({row[0]: row[1] for row in self._fetch("terms")})
+
+    def judged(self, records: Sequence[TopicRecord]) -> Iterator[TopicRecord]:
+        """Yield records of a topic, judged by the batches of the database: as of now, since what is
+        committed while a topic is read counts too. Raises SourceBroken.
+        """
+        asked = {record.first_pid for record in records if record.reason is None}
+        with self._as_broken():
+            found = self._fetch("batches_at", list(asked)) if asked else []
+        batches = {row["at_id"]: row for row in found}
+        return (judged(record, batches.get(record.first_pid)) for record in records)
 
     @abstractmethod
     def page_faults(self) -> Findings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from chain_verifier.checks.buckets import Bucket, is_one_path, whole_path
@@ -12,33 +12,27 @@ from chain_verifier.database_facts import (
     DatabaseFacts,
     ends_by_size,
     filled,
-    flat,
     page_ranges,
 )
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.server import Reading
+from chain_verifier.sources.database import PageRange, columns_of, pages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.config import DatabaseSource
-    from chain_verifier.journal_rows import Row
+    from chain_verifier.sources.content import Row
 
 _BYTES: Final = 4 * 2**20
-"""Stored bytes of the pages, or batches, that are held at a time, unless a single one has more:
-about 40 MB as Python objects."""
-
-_PAGES: Final = 256
-"""Maximum number of pages per round trip: the server looks at the size of each."""
+"""Stored bytes of the batches that are held at a time, unless a single one has more."""
 
 _BATCHES: Final = 1_000
 """Batches whose sizes are read at once."""
 
 _COMPARED_ROWS: Final = 1_000_000
 """Rows that the server compares in one statement: this takes one second."""
-
-_COLUMNS: Final = ("ids", "pids", "keys", "event_times_ns", "payloads")
 
 
 class StoredChain(DatabaseFacts):
@@ -73,15 +67,6 @@ class StoredChain(DatabaseFacts):
             f"SELECT * FROM ({statement}) AS {name}"  # noqa: S608 - constants and numbers
             f" WHERE {ids} > {after_id} AND {ids} <= {until_id} ORDER BY {ids}"
         )
-
-    def batches_at(self, ids: Sequence[int]) -> dict[int, Any]:
-        """Return, for each of `ids`, the batch that ends there or before and the one after it.
-
-        As of now: what is committed while a topic is read counts too. Raises SourceBroken.
-        """
-        with self._as_broken():
-            found = self._fetch("batches_at", list(set(ids)))
-        return {row["at_id"]: row for row in found}
 
     def sealed(self) -> Iterator[Any]:
         """Yield the batches up to the head in the order of ids, each with what is stored of it.
@@ -159,18 +144,10 @@ class StoredChain(DatabaseFacts):
         at_id, until_id = page_ranges((), self._start, self.last_row_id)[0]
         if after_id > self._start and not self.page_faults().total:
             at_id = after_id
-        while at_id < until_id:
-            with self._as_broken():
-                found = self._fetch("pages", at_id, until_id, _BYTES, _PAGES)
-            if not found:
-                return
-            yield [row for page in found for row in self._rows(page)]
-            at_id = found[-1]["last_id"]
-
-    def _rows(self, page: Any) -> Iterator[Row]:  # noqa: ANN401 - a record
-        """Yield the rows of a page; a value that a column lacks is None, as in SQL."""
-        for values in zip_longest(*(flat(page[name]) for name in _COLUMNS)):
-            yield self._chain_id, *values
+        asked = PageRange(self._chain_id, at_id, until_id, until_id)
+        with self._as_broken():
+            for pages in pages_of(self._ask, asked):
+                yield list(zip(repeat(self._chain_id), *columns_of(pages), strict=False))
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a table has no end that could be torn."""

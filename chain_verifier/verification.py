@@ -21,52 +21,13 @@ from chain_verifier.findings import Finding, Findings, Kind, joined_findings
 from chain_verifier.report import Comparison, Report, SourceReport, exported_seals, verdict_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from chain_verifier.checks.buckets import Opener
     from chain_verifier.config import ContradictedMark, KeptSeal, Source, VerifyRequest
 
     ShowStep = Callable[[str], None]
     from chain_verifier.checks.topic_frames import Ranges
-
-
-EVENT_TYPES: Final = {
-    "chain_id": "int",
-    "id": "bigint",
-    "pid": "bigint",
-    "key": "string",
-    "event_time_ns": "bigint",
-    "payload": "binary",
-}
-"""The columns of `chain_event`, with their types in SQL."""
-
-CONTENT: Final = tuple(EVENT_TYPES)
-"""The columns by which two sources are compared."""
-
-CHAIN_FOLDER: Final = "chain_id="
-"""What the name of a folder of Parquet begins with, if it holds the rows of the chain it names."""
-
-MIXED_FOLDERS: Final = f"not every file is in a folder {CHAIN_FOLDER}N"
-
-_ALSO_FITTING: Final = {
-    "chain_id": {"bigint", "smallint", "tinyint"},
-    "id": {"int"},
-    "pid": {"int"},
-}
-"""Types that hold the same values."""
-
-
-def is_hidden(name: str) -> bool:
-    """Return whether Spark leaves out a file or folder of this name: its own, or half a copy."""
-    is_own = name.startswith(".") or (name.startswith("_") and "=" not in name)
-    return is_own or name.endswith("._COPYING_")
-
-
-def require_columns(source: str, found: Mapping[str, str]) -> None:
-    """Raise InputError unless Parquet with the columns `found`, by type, has all that rows have."""
-    for name, kind in EVENT_TYPES.items():
-        if found.get(name) not in {kind} | _ALSO_FITTING.get(name, set()):
-            raise InputError(f"{source}, column {name}", found.get(name), f"the type {kind}")
 
 
 def require_own_rows(source: str, chain_id: int, own: int, others: int) -> None:

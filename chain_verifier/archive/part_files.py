@@ -25,9 +25,9 @@ from chain_verifier.archive.manifest import (
     chain_folder,
     held_manifest,
 )
-from chain_verifier.bounded_parquet import open_parquet, parquet_pages, rows_in_group
 from chain_verifier.checks.seals import ArchivedRow, SealedBatch, SealRun
 from chain_verifier.places import move, open_to_read, sync_file, sync_folder
+from chain_verifier.sources.bounded_parquet import open_parquet, parquet_pages, rows_in_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

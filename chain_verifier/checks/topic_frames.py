@@ -9,15 +9,16 @@ counts. A topic follower is a walk over a topic that grows: it checks each next 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from chain_kernel.errors import FrameError
 from chain_kernel.frame import decode_header, decode_linked_body, is_signed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from chain_kernel.frame import FrameHeader
     from chain_kernel.model import Event
@@ -37,6 +38,9 @@ class TopicRecord(Struct, frozen=True, gc=False):
     last_id: int = 0
     count: int = 0
     epoch: int = 0
+    seal_before: bytes = b""
+    seal_after: bytes = b""
+    is_batch_end: bool = False
     sender: str | None = None
     """How its sender is known, SIGNED, UNSIGNED or UNKNOWN_TERM; None without a database."""
     is_genuine: bool = False
@@ -161,11 +165,7 @@ class FrameKeys:
 
 
 def header_of(value: bytes | None, chain_id: int) -> FrameHeader | str:
-    """Return the header of a frame, or the reason why a record is no frame of the chain.
-
-    The whole frame is decoded: if a receiver drops it because of its body, it is no frame here
-    either.
-    """
+    """Return the header of a frame, or the reason why a record is no frame of the chain."""
     try:
         header = decode_header(value)
         if header.chain_id != chain_id:
@@ -188,12 +188,69 @@ def events_of(value: bytes | None, chain_id: int) -> list[Event]:
         return []
 
 
-def standing_of(row_id: int, mark: FrameMark | None, *, is_forged: bool) -> int:
-    """Return the standing on the topic of a row of a frame with `mark`: one of the four numbers."""
-    if is_forged:
-        return FORGED
-    if mark is None:
-        return FIRST
+def record_of(
+    offset: int, value: bytes | None, chain_id: int, keys: FrameKeys | None
+) -> TopicRecord:
+    """Return a record judged by itself, and by `keys` who has sent it; without them it is genuine.
+
+    The whole frame is decoded: if a receiver drops it because of its body, it is no frame here
+    either.
+    """
+    header = header_of(value, chain_id)
+    if value is None or isinstance(header, str):
+        return TopicRecord(offset=offset, reason=str(header))
+    return TopicRecord(
+        offset=offset,
+        is_heartbeat=header.is_heartbeat,
+        first_pid=header.first_pid,
+        first_id=header.first_id,
+        last_id=header.last_id,
+        count=header.count,
+        epoch=header.epoch,
+        seal_before=header.seal_before,
+        seal_after=header.seal_after,
+        is_batch_end=header.is_batch_end,
+        sender=None if keys is None else keys.sender_of(value, header),
+        is_genuine=keys is None,
+        batch_epoch=header.epoch,
+    )
+
+
+def judged(record: TopicRecord, batch: Any) -> TopicRecord:  # noqa: ANN401 - a record of the database
+    """Return a frame that is (a slice of) `batch`, which comes after the seal that it names, as
+    genuine, if a leader of the chain has signed it.
+    """
+    if record.sender != SIGNED or batch is None or record.seal_before != batch["anchor"]:
+        return record
+    last_id, is_end = record.last_id, record.is_batch_end
+    if record.is_heartbeat:
+        is_genuine = last_id == batch["anchor_id"]
+    elif batch["batch_last_id"] is None or last_id > batch["batch_last_id"]:
+        is_genuine = False
+    else:
+        is_last = last_id == batch["batch_last_id"] and record.seal_after == batch["batch_seal"]
+        is_genuine = is_last or not is_end
+    return replace(record, is_genuine=is_genuine, batch_epoch=batch["batch_epoch"])
+
+
+def rows_standing(
+    value: bytes | None,
+    chain_id: int,
+    mark: FrameMark | None,
+    standings: Collection[int],
+    *,
+    is_forged: bool = False,
+) -> list[Event]:
+    """Return the rows of a frame with `mark` that have one of `standings` on the topic."""
+    if is_forged or mark is None:
+        standing = FORGED if is_forged else FIRST
+        return events_of(value, chain_id) if standing in standings else []
+    return [
+        event for event in events_of(value, chain_id) if _standing_of(event.id, mark) in standings
+    ]
+
+
+def _standing_of(row_id: int, mark: FrameMark) -> int:
     if mark.is_seen(row_id):
         return REPEATED
     return LATE if row_id < mark.highest_before else FIRST

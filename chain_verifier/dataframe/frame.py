@@ -18,11 +18,12 @@ from chain_kernel.errors import InputError, SourceBroken
 from chain_verifier.checks.buckets import Horizon
 from chain_verifier.config import FINDINGS_MAX, LEAF_BITS, bucket_bits
 from chain_verifier.findings import Finding, Kind
+from chain_verifier.sources.content import EVENT_TYPES
 from chain_verifier.spark.own_session import require_all_files
 from chain_verifier.spark.source_check import examine, unsound
 from chain_verifier.spark.sums import summed
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
-from chain_verifier.verification import EVENT_TYPES, KEY_BITS, ScanPlan
+from chain_verifier.verification import KEY_BITS, ScanPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -17,23 +17,29 @@ from pyspark.sql.datasource import (
 )
 
 from chain_kernel.errors import SettingError
-from chain_verifier.dataframe.archive_rows import PartRange, part_ranges, read_part
-from chain_verifier.dataframe.columns import SCHEMA
-from chain_verifier.dataframe.database_rows import ChainHeads, PageRange, read_pages
-from chain_verifier.dataframe.options import ChainOptions
-from chain_verifier.dataframe.topic_rows import TopicRange, read_topic, topic_ranges
+from chain_verifier.sources.archive import ArchiveRows
+from chain_verifier.sources.columns import SCHEMA
+from chain_verifier.sources.database import DatabaseRows
+from chain_verifier.sources.options import ChainOptions
+from chain_verifier.sources.topic import TopicRows
 from chain_verifier.spark.shipping import on_driver, ship
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    Range = PageRange | TopicRange | PartRange
+    from chain_verifier.sources.port import RowRange, RowSource
 
 NAME: Final = "orderchain"
+
+_SOURCES: Final[Mapping[str, Callable[[ChainOptions], RowSource]]] = {
+    "database": DatabaseRows,
+    "topic": TopicRows,
+    "archive": ArchiveRows,
+}
 
 _BEGINS: Final = "begins"
 """Where an offset of a stream says where the rows of the chains began."""
@@ -42,12 +48,12 @@ _BEGINS: Final = "begins"
 class Ranges(InputPartition):
     """What one task reads."""
 
-    def __init__(self, ranges: Sequence[Range]) -> None:
+    def __init__(self, ranges: Sequence[RowRange]) -> None:
         super().__init__(None)
         self.ranges = list(ranges)
 
 
-def _packed(ranges: Iterable[Range], rows: int) -> list[Ranges]:
+def _packed(ranges: Iterable[RowRange], rows: int) -> list[Ranges]:
     """Return tasks: small chains share one, so that a thousand of them are no thousand tasks."""
     tasks: list[Ranges] = []
     held = 0
@@ -63,18 +69,8 @@ def _packed(ranges: Iterable[Range], rows: int) -> list[Ranges]:
 
 def _read(options: ChainOptions, partition: Ranges) -> Iterator[pa.RecordBatch]:
     """Read what one task is to read; within a worker of Spark."""
-    pages = [each for each in partition.ranges if isinstance(each, PageRange)]
-    if pages:
-        yield from _some(read_pages(options.url, pages))
-    for each in partition.ranges:
-        if isinstance(each, TopicRange):
-            yield from _some(read_topic(options, each))
-        elif isinstance(each, PartRange):
-            yield from _some(read_part(options.folder, each))
-
-
-def _some(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return (rows for rows in batches if rows.num_rows)
+    found = _SOURCES[options.kind](options).read(partition.ranges)
+    return (rows for rows in found if rows.num_rows)
 
 
 class ChainReader(DataSourceReader):
@@ -85,15 +81,8 @@ class ChainReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what the tasks read, after the heads were read."""
-        options = self._options
-        found: Sequence[Range]
-        if options.kind == "topic":
-            found = topic_ranges(options)
-        elif options.kind == "archive":
-            found = part_ranges(options)
-        else:
-            found = ChainHeads(options).ranges()
-        return _packed(found, options.partition_rows)
+        found = _SOURCES[self._options.kind](self._options).ranges()
+        return _packed(found, self._options.partition_rows)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a Ranges
         """Yield the rows of one partition in the order of their chains and ids."""
@@ -124,7 +113,7 @@ class ChainStreamReader(DataSourceStreamReader):
 
         After a restart Spark first asks `partitions` for what it logged last, from there to there.
         """
-        extents = ChainHeads(self._options).extents(set(_numbered(self._ends)))
+        extents = DatabaseRows(self._options).extents(set(_numbered(self._ends)))
         _raise_to(self._ends, {str(number): rows.until_id for number, rows in extents.items()})
         _raise_to(self._begins, {str(number): rows.after_id for number, rows in extents.items()})
         return self._ends | {_BEGINS: dict(self._begins)}
@@ -144,7 +133,7 @@ class ChainStreamReader(DataSourceStreamReader):
             _raise_to(self._ends, ends)
             _raise_to(self._begins, offset.get(_BEGINS, {}))
         offsets = _numbered(end.get(_BEGINS, {}) | after), _numbered(until)
-        return _packed(ChainHeads(self._options).between(*offsets), self._options.partition_rows)
+        return _packed(DatabaseRows(self._options).between(*offsets), self._options.partition_rows)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:  # noqa: ANN401 - a Ranges
         """Yield the rows of one partition in the order of their chains and ids."""

@@ -14,14 +14,14 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.sql import load_sql
 from chain_kernel.text import reason_of
-from chain_verifier.dataframe.database_rows import ChainHeads, Extent
 from chain_verifier.dataframe.fold import Fold
-from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
 from chain_verifier.dataframe.table_files import open_files, open_table
 from chain_verifier.places import require_no_password
 from chain_verifier.server import Reading
+from chain_verifier.sources.database import DatabaseRows, Extent
+from chain_verifier.sources.options import ChainOptions
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.own_session import ARROW_RECORDS, require_all_files
 from chain_verifier.spark.statements import WorkerLogin, find
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from chain_verifier.config import DatabaseSource
 
 STATE_COLUMNS: Final = ("group", "id", "digest")
-_SQL: Final = load_sql("chain_verifier.dataframe", "chains.sql")
+_SQL: Final = load_sql("chain_verifier.sources", "chains.sql")
 _TYPES: Final = {"smallint": "int", "integer": "int", "bigint": "bigint", "bytea": "bytea"}
 _SPARK: Final = {"int": "int", "bigint": "bigint", "bytea": "binary", "text": "string"}
 """How PostgreSQL's types are read, and what they are in Spark; all others are read as texts."""
@@ -147,7 +147,7 @@ def differences(
     register(spark)
     spark.conf.set(ARROW_RECORDS, _ARROW_RECORDS)
     options = {"url": str(source.database), "chains": str(chain_id)}
-    heads = ChainHeads(ChainOptions.of(options))
+    heads = DatabaseRows(ChainOptions.of(options))
     _whole(heads, chain_id)
     # The service may overwrite them: those that are seen first are compared.
     stored = read_states(spark, states, source, chain_id).persist()
@@ -174,7 +174,7 @@ def _shown(row: Row) -> dict[str, Any]:
     return {name: row[name] for name in ("group", "id", "equal_id", "rows")} | digests
 
 
-def _whole(heads: ChainHeads, chain_id: int) -> Extent:
+def _whole(heads: DatabaseRows, chain_id: int) -> Extent:
     """Return the rows of a chain none of which is archived: else no fold gives the true state."""
     rows = heads.extents()[chain_id]
     if rows.after_id:

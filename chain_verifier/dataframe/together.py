@@ -25,6 +25,7 @@ from chain_verifier.config import (
 from chain_verifier.database_facts import SQL, DatabaseHead, filled, head_of, page_ranges
 from chain_verifier.report import Unverified, unverified_by
 from chain_verifier.server import Reading
+from chain_verifier.sources.database import PageRange
 from chain_verifier.spark.database import FINDS, DatabaseTable, paths_of
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.source_check import whole_chains
@@ -201,8 +202,17 @@ class _Together:
         """Yield the chains in which no key occurs twice, whatever the distance."""
         if not chains:
             return
-        pages = self._statements("pages_of_rows", "page_last_id", chains)
-        rows = find_rows(self._spark, self._login, pages, ("chain_id", "id", "key"), FETCH_PAGES)
+        tasks = [
+            [
+                PageRange(number, after, until, until)
+                for number in some
+                for after, until in page_ranges(
+                    (), self._requests[number].start, self._tables[number].last_row_id
+                )
+            ]
+            for some in self._tasks(chains)
+        ]
+        rows = find_rows(self._spark, self._login, tasks, ("id", "key"))
         keys = rows.groupBy("chain_id", "key").agg(F.min("id").alias("a"), F.max("id").alias("b"))
         repeating = keys.where("a < b").select("chain_id").distinct().collect()
         yield from set(chains) - {row["chain_id"] for row in repeating}

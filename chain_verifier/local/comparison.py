@@ -14,7 +14,7 @@ from chain_verifier.checks.neighbours import gathered
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.source_check import placed_rows
 from chain_verifier.local.table import SQL, open_scratch
-from chain_verifier.verification import CONTENT
+from chain_verifier.sources.content import CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

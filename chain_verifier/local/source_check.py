@@ -18,16 +18,17 @@ from chain_verifier.checks.buckets import WHOLE_BITS, Bucket
 from chain_verifier.checks.neighbours import gathered
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.table import SQL, open_scratch
+from chain_verifier.sources.content import CONTENT
 from chain_verifier.stored_chain import StoredChain
-from chain_verifier.verification import CONTENT, ScannedSource, require_own_rows
+from chain_verifier.verification import ScannedSource, require_own_rows
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Sequence
 
     from chain_verifier.checks.buckets import Horizon
-    from chain_verifier.journal_rows import Row
     from chain_verifier.local.table import LocalTable
+    from chain_verifier.sources.content import Row
     from chain_verifier.verification import ScanPlan
 
 _HASH_BYTES: Final = 8

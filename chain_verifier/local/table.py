@@ -16,7 +16,7 @@ from chain_verifier.verification import OpenTable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from chain_verifier.journal_rows import Row
+    from chain_verifier.sources.content import Row
 
 
 class LocalTable(OpenTable, Protocol):

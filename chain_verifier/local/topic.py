@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import astuple
 
 from chain_verifier.checks.neighbours import first_of_each_kind
 from chain_verifier.checks.published import PublishedTopic, TopicLog, place_of
@@ -14,26 +15,21 @@ from chain_verifier.checks.topic_frames import (
     FORGED,
     LATE,
     REPEATED,
-    SIGNED,
-    FrameKeys,
-    TopicRecord,
-    events_of,
-    header_of,
-    standing_of,
+    record_of,
+    rows_standing,
 )
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.local.table import SQL, open_scratch
-from chain_verifier.published_reader import PublishedReader, PublishedRecord
+from chain_verifier.sources.published_reader import PublishedReader
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterator, Sequence
 
-    from chain_kernel.frame import FrameHeader
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.checks.topic_frames import Ranges
     from chain_verifier.config import TopicSource
-    from chain_verifier.journal_rows import Row
+    from chain_verifier.sources.content import Row
     from chain_verifier.stored_chain import StoredChain
 
 
@@ -57,15 +53,14 @@ class LocalTopicTable(PublishedTopic):
         self._head = None if database is None else database.head
         topic, partition = place_of(source, chain_id, self._head)
         self._log = TopicLog(self.name, self._head.boundary_id if self._head else 0)
-        self._keys: FrameKeys | None = None
         self._reader = PublishedReader(source, topic, partition)
         try:
             self._bounds = self._reader.bounds
-            if database is not None:
-                # Read after the end was fixed: no frame before this end is of a later term.
-                self._keys = database.frame_keys()
+            # Read after the end was fixed: no frame before this end is of a later term.
+            keys = None if database is None else database.frame_keys()
             for page in self._reader.pages():
-                for record in self._judged(page):
+                records = [record_of(offset, value, chain_id, keys) for offset, value, _ in page]
+                for record in records if database is None else database.judged(records):
                     self._log.take(record)
             self.may_lack: Ranges = () if database is None else database.skips()
         except BaseException:
@@ -124,66 +119,21 @@ class LocalTopicTable(PublishedTopic):
                 )
                 return
 
-    def _judged(self, page: Sequence[PublishedRecord]) -> Iterator[TopicRecord]:
-        """Yield for each record whether it is a frame, and whether it matches the database."""
-        headers = [
-            (offset, header_of(value, self.chain_id), value or b"") for offset, value, _ in page
-        ]
-        asked = [one.first_pid for _, one, _ in headers if not isinstance(one, str)]
-        batches: dict[int, Any] = {}
-        if self._database is not None and asked:
-            batches = self._database.batches_at(asked)
-        for offset, header, value in headers:
-            if isinstance(header, str):
-                yield TopicRecord(offset=offset, reason=header)
-                continue
-            batch = batches.get(header.first_pid)
-            sender = None if self._keys is None else self._keys.sender_of(value, header)
-            is_genuine = sender is None or (
-                sender == SIGNED and batch is not None and _is_genuine(header, batch)
-            )
-            epoch = header.epoch if batch is None else batch["batch_epoch"]
-            yield TopicRecord(
-                offset=offset,
-                reason=None,
-                is_heartbeat=header.is_heartbeat,
-                first_pid=header.first_pid,
-                first_id=header.first_id,
-                last_id=header.last_id,
-                count=header.count,
-                epoch=header.epoch,
-                sender=sender,
-                is_genuine=is_genuine,
-                batch_epoch=epoch,
-            )
-
     def _frames(self, standings: Collection[int]) -> Iterator[tuple[int, list[Row]]]:
         """Yield for each frame its offset, and its rows that have one of `standings`."""
         for page in self._reader.pages():
             for offset, value, _ in page:
-                mark = self._log.walk.marks.get(offset)
-                is_forged = offset in self._log.forged
-                rows = [
-                    (self.chain_id, one.id, one.pid, one.key, one.event_time_ns, one.payload)
-                    for one in events_of(value, self.chain_id)
-                    if standing_of(one.id, mark, is_forged=is_forged) in standings
-                ]
-                if rows:
-                    yield offset, rows
+                found = rows_standing(
+                    value,
+                    self.chain_id,
+                    self._log.walk.marks.get(offset),
+                    standings,
+                    is_forged=offset in self._log.forged,
+                )
+                if found:
+                    yield offset, [(self.chain_id, *astuple(event)) for event in found]
 
 
 def _is_new(scratch: sqlite3.Connection, row: Row) -> bool:
     digest = sha256(msgspec.msgpack.encode(row)).digest()
     return scratch.execute(SQL["see"], (row[1], digest)).rowcount == 1
-
-
-def _is_genuine(header: FrameHeader, batch: Any) -> bool:  # noqa: ANN401 - a row of asyncpg
-    """Return whether a frame is (a slice of) the batch after the seal that it names."""
-    if header.seal_before != batch["anchor"]:
-        return False
-    if header.is_heartbeat:
-        return bool(header.last_id == batch["anchor_id"])
-    if batch["batch_last_id"] is None or header.last_id > batch["batch_last_id"]:
-        return False
-    is_end = header.last_id == batch["batch_last_id"] and header.seal_after == batch["batch_seal"]
-    return is_end or not header.is_batch_end

@@ -22,9 +22,9 @@ from chain_verifier.config import (
     require_sound,
 )
 from chain_verifier.findings import Finding, Findings, Kind
-from chain_verifier.journal_rows import JournalRows
 from chain_verifier.local import comparison, source_check
 from chain_verifier.report import ChainsReport, Unverified, outcomes_of
+from chain_verifier.sources.journal import JournalRows
 from chain_verifier.stored_chain import StoredChain
 from chain_verifier.verification import Verification
 
@@ -149,9 +149,9 @@ class LocalMode:
             return topic
         if isinstance(source, JournalSource):
             return JournalRows(source)
-        from chain_verifier.local.parquet import LocalParquetTable
+        from chain_verifier.sources.parquet import ParquetRows
 
-        return LocalParquetTable(source)
+        return ParquetRows(source)
 
     examine = staticmethod(source_check.examine)
     rows_beyond = staticmethod(source_check.rows_beyond)

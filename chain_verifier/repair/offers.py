@@ -19,9 +19,9 @@ from chain_verifier.archive.part_files import BrokenPart, proven_parts
 from chain_verifier.checks.published import place_of
 from chain_verifier.checks.topic_frames import SIGNED, UNKNOWN_TERM, events_of, header_of
 from chain_verifier.config import CONNECT_SECONDS, JournalSource, TopicSource, parse_source
-from chain_verifier.journal_rows import JournalRows
-from chain_verifier.published_reader import PublishedReader
 from chain_verifier.repair.matching import ROWS_ALONE, UNKNOWN_SENDER, Offer, SourceMatching
+from chain_verifier.sources.journal import JournalRows
+from chain_verifier.sources.published_reader import PublishedReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.findings import Findings, Kind
+from chain_verifier.sources.content import CONTENT
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled_rows
 from chain_verifier.spark.source_check import in_buckets
-from chain_verifier.verification import CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

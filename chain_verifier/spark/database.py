@@ -20,11 +20,12 @@ from chain_verifier.database_facts import (
     page_ranges,
 )
 from chain_verifier.server import Reading
+from chain_verifier.sources.content import CONTENT, EVENT
+from chain_verifier.sources.database import PageRange
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.statements import WorkerLogin, find, find_rows
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, ROWS
-from chain_verifier.verification import CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -41,10 +42,6 @@ FINDS: Final = {
     "page_faults": (
         "last_id bigint, kind string, id bigint, until_id bigint, ids array<bigint>, "
         "columns array<string>, after_id bigint, count bigint"
-    ),
-    "batches": (
-        "anchor binary, anchor_id bigint, batch_last_id bigint, batch_seal binary, "
-        "batch_epoch bigint"
     ),
 }
 """The columns that statements of `database.sql` find."""
@@ -90,12 +87,6 @@ class DatabaseTable(DatabaseFacts):
         """As whom workers log in."""
         return WorkerLogin.of(self._source)
 
-    def batches(self) -> DataFrame:
-        """Return, by seal, what the batch after it must be; as of when it is read."""
-        return find(
-            self._spark, self.login, [filled(SQL["batches"], self._chain_id)], FINDS["batches"]
-        )
-
     def sealed(self, check: Callable[[Collection[int]], Decode], schema: str) -> DataFrame:
         """Return what a check yields for all batches up to the head with what is stored of them.
 
@@ -140,7 +131,8 @@ class DatabaseTable(DatabaseFacts):
 
     def _compared(self, name: str) -> DataFrame:
         """Return what a statement finds that compares the rows of each page."""
-        statements = self._within(name, self._ranges("last_id"), self.head.has_rules)
+        within = [f"last_id > {after} AND last_id <= {until}" for after, until in self._ranges()]
+        statements = self._within(name, within, self.head.has_rules)
         return find(self._spark, self.login, statements, FINDS[name])
 
     @property
@@ -155,31 +147,23 @@ class DatabaseTable(DatabaseFacts):
         """
         # What the database does not accept need not be looked for in every column.
         asked = (set(names) if self.head.has_rules else set(CONTENT)) | {"id", "pid"}
-        within = self._ranges("page_last_id")
-        if ids != EVERY_ID and not self.page_faults().total:
-            within = [
-                f"{each} AND page_last_id >= {ids.start} AND page_first_id < {ids.stop}"
-                for each in within
-            ]
-        found = find_rows(
-            self._spark,
-            self.login,
-            self._within("pages_of_rows", within),
-            [name for name in CONTENT if name in asked and name != "chain_id"],
-            FETCH_PAGES,
-        )
-        return found.withColumns({"chain_id": F.lit(self._chain_id), MALFORMED: F.lit(False)})
+        if ids != EVERY_ID and self.page_faults().total:
+            ids = EVERY_ID
+        ranges = [
+            PageRange(self._chain_id, max(after, ids.start - 1), min(until, ids.stop - 1), until)
+            for after, until in self._ranges()
+        ]
+        tasks = [[each] for each in ranges if each.after_id < each.until_id]
+        found = find_rows(self._spark, self.login, tasks, [name for name in EVENT if name in asked])
+        return found.withColumn(MALFORMED, F.lit(False))
 
     # -- reading -------------------------------------------------------------------------------
 
-    def _ranges(self, last_id: str) -> list[str]:
-        """Return conditions on the end of a page that cut all pages into ranges with about the same
-        number of rows each.
-        """
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Return ranges (after, until] of the ends of pages with about the same number of rows."""
         count = min(CONNECTIONS_MAX, self.head.rows_counted // _ROWS_A_CONNECTION + 1)
         ends = self._parts(count, self._start) if count > 1 else ()
-        ranges = page_ranges(ends, self._start, self.last_row_id)
-        return [f"{last_id} > {after} AND {last_id} <= {until}" for after, until in ranges]
+        return page_ranges(ends, self._start, self.last_row_id)
 
     def _parts(self, count: int, after_id: int) -> dict[int, int]:
         """Return the ends of ranges of batches, and where the last batch of each begins."""

@@ -1,27 +1,30 @@
-"""Rows in files: the journal of a receiver, and Parquet.
+"""Rows in files on Spark: a journal, read in Python's workers, and Parquet, by Spark's own reader.
 
-A journal is JSON Lines, in the order in which the rows were handed on. It is read as lines, so that
-each keeps its place and none is misread.
+The latter is the fastest there is; the columns, and what is refused, are those of
+`sources.parquet`.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from functools import partial
 from os.path import abspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import astuple
 from pyspark.sql import functions as F  # noqa: N812
 
-from chain_kernel.errors import InputError, SettingError
-from chain_kernel.files import LINE_BYTES_MAX, journal_end, no_row
-from chain_kernel.limits import PAYLOAD_BYTES_MAX
+from chain_kernel.errors import InputError, SettingError, SourceBroken
+from chain_kernel.files import FoundRow, found_row
 from chain_verifier.config import literal_path
 from chain_verifier.places import is_url, open_to_read, place_of
+from chain_verifier.sources.columns import ARROW_TYPES
+from chain_verifier.sources.content import CONTENT, EVENT_TYPES
+from chain_verifier.sources.journal import JournalRows
+from chain_verifier.sources.parquet import CHAIN_FOLDER, MIXED_FOLDERS, require_columns
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
-from chain_verifier.spark.json_lines import is_one_value
 from chain_verifier.spark.listing import files_below, listed, require_read
 from chain_verifier.spark.table import (
     BLOCK,
@@ -30,33 +33,15 @@ from chain_verifier.spark.table import (
     POSITION,
     any_null,
 )
-from chain_verifier.verification import (
-    CHAIN_FOLDER,
-    CONTENT,
-    EVENT_TYPES,
-    MIXED_FOLDERS,
-    require_columns,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Never
 
-    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
     from chain_verifier.config import JournalSource, ParquetSource
-
-
-_CORRUPT: Final = "_corrupt_record"
-_LINE: Final = "line"
-_TEXT: Final = "payload_text"
-
-_JSON_TYPES: Final = EVENT_TYPES | {"payload": "string", _CORRUPT: "string"}
-_JSON_SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in _JSON_TYPES.items())
-_JSON_OPTIONS: Final = {
-    "mode": "PERMISSIVE",
-    "columnNameOfCorruptRecord": _CORRUPT,
-    "allowSingleQuotes": "false",
-}
+    from chain_verifier.sources.journal import JournalRange
 
 
 class JournalTable:
@@ -67,71 +52,53 @@ class JournalTable:
 
     def __init__(self, spark: SparkSession, source: JournalSource) -> None:
         self.name = source.name
-        self._place = place_of("journal", source.path).absolute()
-        self._bytes, self._is_torn, self.span = journal_end(self._place, open_to_read)
-        # Made once: Spark lists the file now, and reads no line that begins after this end.
-        path = f"file://{self._place}" if isinstance(self._place, Path) else source.path
-        self._lines = _numbered_lines(spark, path)
-        if self._bytes and not self._lines.inputFiles():
-            raise InputError("journal", source.path, "a file name that begins with neither _ nor .")
-
-    def may_end_torn(self) -> bool:
-        """Whether the last line may be cut off: by a crash, or because a receiver is writing it."""
-        return self._is_torn or self._place.stat().st_size != self._bytes
+        self._spark = spark
+        self._journal = JournalRows(source)
+        self.span = self._journal.span
+        self.notes = self._journal.notes()
 
     @property
     def rows(self) -> DataFrame:
-        """The rows, each with its place in the file."""
-        fields = F.from_json(F.col(_LINE), _JSON_SCHEMA, _JSON_OPTIONS)
-        named = self._lines.withColumn("fields", fields).select(_LINE, BLOCK, POSITION, "fields.*")
-        decoded = named.withColumnRenamed("payload", _TEXT).withColumn(
-            "payload", F.try_to_binary(_TEXT, F.lit("base64"))
-        )
-        is_no_base64 = F.col(_TEXT).isNotNull() & F.col("payload").isNull()
-        is_large = F.coalesce(F.octet_length("payload") > PAYLOAD_BYTES_MAX, F.lit(False))
-        is_malformed = F.col(_CORRUPT).isNotNull() | ~_is_one_object() | is_no_base64 | is_large
-        return (
-            decoded.withColumn(MALFORMED, is_malformed)
-            .withColumn(HAS_NULL, any_null())
-            .select(*CONTENT, HAS_NULL, MALFORMED, BLOCK, POSITION, _LINE)
-        )
+        """The rows, each with its place in the file: a block is a range that a worker reads."""
+        ranges = self._journal.ranges()
+        numbers = self._spark.range(0, len(ranges), 1, len(ranges))
+        found = numbers.mapInArrow(partial(_journal_rows, self._journal, ranges), _JOURNAL_SCHEMA)
+        return found.withColumn(HAS_NULL, any_null())
 
-    def malformed_error(self) -> InputError:
-        """Return the error that names the first line that is no row of a journal."""
-        found = self.rows.where(MALFORMED).orderBy(BLOCK, POSITION).select(_LINE).head()
-        line = "" if found is None else str(found[0])
-        return no_row(self.name, line, self._number_of(line))
-
-    def _number_of(self, line: str) -> int | None:
-        with self._place.open("rb") as file:
-            lines = iter(lambda: file.readline(LINE_BYTES_MAX), b"")
-            for number, found in enumerate(lines, 1):
-                if found.rstrip(b"\n").decode(errors="replace") == line:
-                    return number
-        return None
+    def refuse_line(self) -> Never:
+        """Raise InputError with the number of the first line that is no row."""
+        for _ in self._journal.pages():
+            pass
+        raise SourceBroken(self.name, "it changed while it was being read")
 
 
-def _numbered_lines(spark: SparkSession, path: str) -> DataFrame:
-    return (
-        spark.read.option("lineSep", "\n")
-        .text(literal_path(path))
-        .select(
-            F.col("value").alias(_LINE),
-            F.col("_metadata.file_block_start").alias(BLOCK),
-            F.monotonically_increasing_id().alias(POSITION),
-        )
-    )
+def _journal_rows(
+    journal: JournalRows, ranges: Sequence[JournalRange], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Read the ranges of some numbers, in a worker; a line that is no row is malformed."""
+    for number in (number for batch in batches for number in batch["id"].to_pylist()):
+        position = 0
+        for lines in journal.lines(ranges[number]):
+            found = [found_row(line.removesuffix(b"\n")) for line in lines]
+            content = zip(*(astuple(row or _NO_ROW) for row in found), strict=True)
+            columns = {
+                name: pa.array(column, ARROW_TYPES[kind])
+                for (name, kind), column in zip(EVENT_TYPES.items(), content, strict=True)
+            }
+            columns[MALFORMED] = pa.array([row is None for row in found])
+            columns[BLOCK] = pa.array([number] * len(found), pa.int64())
+            columns[POSITION] = pa.array(range(position, position + len(found)), pa.int64())
+            position += len(found)
+            yield pa.RecordBatch.from_pydict(columns)
 
 
-def _is_one_object() -> Column:
-    """Return whether a line is one JSON object to its end.
-
-    Otherwise, two lines that ran into each other would pass for one. The line is parsed once more
-    only where that may have happened: a row holds no object, and a text seldom such a character.
-    """
-    line = F.col(_LINE)
-    is_single = F.when(F.instr(line, "}") < F.length(line), is_one_value(line))
-    return line.endswith("}") & is_single.otherwise(F.lit(True))
+_NO_ROW: Final = FoundRow()
+_JOURNAL_SCHEMA: Final = ", ".join(
+    f"{name} {kind}"
+    for name, kind in {
+        **EVENT_TYPES, MALFORMED: "boolean", BLOCK: "bigint", POSITION: "bigint",
+    }.items()
+)  # fmt: skip
 
 
 _CHECKSUMS: Final = "parquet.page.verify-checksum.enabled"

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.types import StringType, StructField, StructType
 
-from chain_verifier.verification import is_hidden
+from chain_verifier.sources.parquet import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from pyspark.sql import functions as F  # noqa: N812
@@ -52,10 +52,6 @@ class Scan(Struct, frozen=True, kw_only=True):
     """Rows counted under `MALFORMED_ROWS`, `FOREIGN_ROWS`, `UNPLACED_ROWS`, `BEYOND_ROWS`."""
     beyond_id: int | None
     """The highest id after the head."""
-    end: tuple[int, int] | None
-    """Block and position of the last line that is not malformed; None without such lines."""
-    malformed_at: tuple[int, int] | None
-    """Block and position of the first malformed line."""
 
 
 def class_of(horizon: Horizon, bits: int) -> Column:
@@ -153,8 +149,6 @@ def _gathered(found: Sequence[Row], bits: int, *, positions: bool, fingerprints:
         beyond_id=max(
             (row["last_id"] for row in found if row["number"] == BEYOND_ROWS), default=None
         ),
-        end=_outermost(found, last=True, malformed=False) if positions else None,
-        malformed_at=_outermost(found, last=False, malformed=True) if positions else None,
     )
 
 
@@ -181,17 +175,6 @@ def _sum_of(*buckets: Bucket) -> Bucket:
         nulls=sum(bucket.nulls for bucket in buckets),
         fingerprint=sum(bucket.fingerprint for bucket in buckets),
     )
-
-
-def _outermost(found: Sequence[Row], *, last: bool, malformed: bool) -> tuple[int, int] | None:
-    """Return the place of the first or the last line that is, or is not, malformed."""
-    column: Any = "last_position" if last else "first_position"
-    places = [
-        (row[BLOCK], row[column]) for row in found if (row["number"] == MALFORMED_ROWS) is malformed
-    ]
-    if not places:
-        return None
-    return max(places) if last else min(places)
 
 
 def is_one_ordered_path(stretches: Sequence[Stretch], horizon: Horizon) -> bool:

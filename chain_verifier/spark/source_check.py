@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.buckets import Link, is_one_path, row_count, whole_path
 from chain_verifier.findings import Findings, Kind, joined_findings
+from chain_verifier.sources.content import CONTENT
 from chain_verifier.spark.database import EVERY_ID, DatabaseTable, rows_of
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.files import JournalTable
@@ -33,7 +34,7 @@ from chain_verifier.spark.scan import (
 )
 from chain_verifier.spark.sums import summed
 from chain_verifier.spark.table import BLOCK, HAS_NULL, MALFORMED, POSITION
-from chain_verifier.verification import CONTENT, ScannedSource, link_faults, require_own_rows
+from chain_verifier.verification import ScannedSource, link_faults, require_own_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -105,7 +106,8 @@ def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSo
         positions=table.has_positions,
         fingerprints=how.fingerprints,
     )
-    notes = _notes_on_end(table, found)
+    if found.outside.get(MALFORMED_ROWS) and isinstance(table, JournalTable):
+        table.refuse_line()
     own = row_count(found.buckets) + found.outside.get(BEYOND_ROWS, 0)
     others = found.outside.get(FOREIGN_ROWS, 0) + found.outside.get(UNPLACED_ROWS, 0)
     require_own_rows(table.name, horizon.chain_id, own, others)
@@ -118,21 +120,10 @@ def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSo
                 _foreign(table, horizon, found),
             ]
         ),
-        notes=notes,
+        notes=table.notes if isinstance(table, JournalTable) else (),
         rows_beyond=found.outside.get(BEYOND_ROWS, 0),
         beyond_id=found.beyond_id,
     )
-
-
-def _notes_on_end(table: Table, found: Scan) -> tuple[str, ...]:
-    """Separate an incomplete last line, which a crash may leave, from lines that are no rows."""
-    count = found.outside.get(MALFORMED_ROWS, 0)
-    if not count or not isinstance(table, JournalTable):
-        return ()
-    is_behind_all = found.end is None or (found.malformed_at or (0, 0)) > found.end
-    if count == 1 and is_behind_all and table.may_end_torn():
-        return ("the last line is incomplete, and was left out",)
-    raise table.malformed_error()
 
 
 def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findings:

@@ -7,7 +7,8 @@ in no page or log of Spark.
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,8 +16,10 @@ from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS
-from chain_verifier.database_facts import flat
-from chain_verifier.server import read_by_pieces
+from chain_verifier.server import Reading, read_by_pieces
+from chain_verifier.sources.columns import ARROW_TYPES, content_of
+from chain_verifier.sources.content import EVENT_TYPES
+from chain_verifier.sources.database import columns_of, pages_of
 from chain_verifier.spark.table import HAS_NULL
 
 if TYPE_CHECKING:
@@ -25,29 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chain_verifier.config import DatabaseSource
+    from chain_verifier.sources.database import PageRange
 
     Pieces = Iterable[tuple[int, list[Any]]]
     Decode = Callable[[Pieces], Iterator[pa.RecordBatch]]
     """Takes what statements found, a piece at a time, beside the place of the statement."""
-
-_ARROW: Final = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "array<bigint>": pa.list_(pa.int64()),
-    "array<string>": pa.list_(pa.string()),
-}
-
-_ARRAYS: Final = {
-    "id": "ids bigint",
-    "pid": "pids bigint",
-    "key": "keys string",
-    "event_time_ns": "event_times_ns bigint",
-    "payload": "payloads binary",
-}
-"""The column of a page that holds a column of its rows, and the type of its values."""
 
 
 class WorkerLogin(Struct, frozen=True):
@@ -110,53 +95,35 @@ def _decoder(schema: str) -> Decode:
 
 def _columns_of(schema: str) -> tuple[list[str], list[pa.DataType]]:
     columns = [column.split() for column in schema.split(", ")]
-    return [name for name, _ in columns], [_ARROW[kind] for _, kind in columns]
+    return [name for name, _ in columns], [ARROW_TYPES[kind] for _, kind in columns]
 
 
 def find_rows(
     spark: SparkSession,
     login: WorkerLogin,
-    pages: Sequence[str],
+    tasks: Sequence[Sequence[PageRange]],
     names: Sequence[str],
-    fetch_pages: int,
 ) -> DataFrame:
-    """Return the columns `names` of the rows of pages, and whether one of these is NULL.
+    """Return the columns `names` of the rows of pages, their chains, and whether one is NULL.
 
-    `pages` are statements that find pages, and may name the chain of each.
+    Rows before and after a range may come with it.
     """
-    arrays = {name: _ARRAYS.get(name, f"{name} int").split() for name in names}
-    columns = ", ".join(column for column, _ in arrays.values())
-    schema = ", ".join(f"{name} {kind}" for name, (_, kind) in arrays.items())
-    return find(
-        spark,
-        login,
-        [f"SELECT {columns} FROM ({each}) AS pages" for each in pages],  # noqa: S608 - ours
-        f"{schema}, {HAS_NULL} boolean",
-        _row_decoder(schema),
-        fetch_pages,
-    )
+    schema = ", ".join(f"{name} {EVENT_TYPES[name]}" for name in ("chain_id", *names))
+    numbers = spark.range(0, len(tasks), 1, max(1, min(len(tasks), CONNECTIONS_MAX)))
+    reader = _row_reader(login, tasks, names)
+    return numbers.mapInArrow(reader, f"{schema}, {HAS_NULL} boolean")
 
 
-def _row_decoder(schema: str) -> Decode:
-    names, types = _columns_of(schema)
+def _row_reader(
+    login: WorkerLogin, tasks: Sequence[Sequence[PageRange]], names: Sequence[str]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        numbers = [number for batch in batches for number in batch["id"].to_pylist()]
+        with Reading(login.database, login.connect_seconds) as reading:
+            for asked in chain.from_iterable(tasks[number] for number in numbers):
+                for pages in pages_of(reading.fetch, asked, names):
+                    arrays = content_of(asked.chain_id, columns_of(pages, names), names)
+                    has_null = reduce(pc.or_, (array.is_null() for array in arrays.values()))
+                    yield pa.RecordBatch.from_pydict({**arrays, HAS_NULL: has_null})
 
-    def decode(pieces: Pieces) -> Iterator[pa.RecordBatch]:
-        for _, pages in pieces:
-            columns = [list[Any]() for _ in names]
-            for page in pages:
-                _extend(columns, page)
-            arrays = [pa.array(each, kind) for each, kind in zip(columns, types, strict=True)]
-            has_null = reduce(pc.or_, (array.is_null() for array in arrays))
-            yield pa.RecordBatch.from_arrays([*arrays, has_null], [*names, HAS_NULL])
-
-    return decode
-
-
-def _extend(columns: Sequence[list[Any]], page: Iterable[Any]) -> None:
-    """Add the rows of a page; a value that a column lacks is None, as in SQL."""
-    found = [flat(values) if isinstance(values, list) else values for values in page]
-    count = max(len(values) for values in found if isinstance(values, list))
-    for column, values in zip(columns, found, strict=True):
-        of_rows = values if isinstance(values, list) else [values] * count
-        column += of_rows
-        column += [None] * (count - len(of_rows))
+    return read

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
+from chain_verifier.sources.content import CONTENT
 from chain_verifier.spark.table import POSITION, ROWS
-from chain_verifier.verification import CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
-from chain_verifier.verification import CONTENT, OpenTable
+from chain_verifier.sources.content import CONTENT
+from chain_verifier.verification import OpenTable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -7,10 +7,10 @@ record batches of (offset, value) in, others out.
 from __future__ import annotations
 
 from contextlib import closing
-from itertools import pairwise
-from operator import attrgetter
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import astuple
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.checks.neighbours import gathered
@@ -20,28 +20,26 @@ from chain_verifier.checks.topic_frames import (
     FORGED,
     LATE,
     REPEATED,
-    SIGNED,
     TopicRecord,
-    events_of,
-    header_of,
-    standing_of,
+    record_of,
+    rows_standing,
 )
 from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.findings import Findings, Kind, joined_findings
-from chain_verifier.published_reader import PublishedReader, bounds_of
+from chain_verifier.sources.columns import ARROW_TYPES, content_of
+from chain_verifier.sources.content import CONTENT, EVENT_TYPES
+from chain_verifier.sources.published_reader import PublishedReader, bounds_of
 from chain_verifier.spark.errors import as_broken
 from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import looked_at
 from chain_verifier.spark.table import HAS_NULL, MALFORMED
-from chain_verifier.verification import CONTENT, EVENT_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from chain_kernel.model import Event
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.checks.topic_frames import FrameKeys, FrameMark, Ranges
     from chain_verifier.config import TopicSource
@@ -53,103 +51,67 @@ if TYPE_CHECKING:
 HEADS_SCHEMA: Final = (
     "offset bigint, reason string, is_heartbeat boolean, first_pid bigint, first_id bigint, "
     "last_id bigint, count int, epoch bigint, seal_before binary, seal_after binary, "
-    "is_batch_end boolean, sender string"
+    "is_batch_end boolean, sender string, is_genuine boolean, batch_epoch bigint"
 )
-"""One row per record; `reason` says why it is no frame that can be used, else it is NULL. `sender`
-is one of those of `topic_frames`, NULL if no keys are known."""
+"""The fields of a `TopicRecord`, in their order."""
 
-STANDING: Final = "standing"
 HIGHEST: Final = "highest_before"
 
 ROWS_SCHEMA: Final = (
-    ", ".join(f"{name} {kind}" for name, kind in EVENT_TYPES.items())
-    + f", {STANDING} int, {HIGHEST} bigint"
+    ", ".join(f"{name} {kind}" for name, kind in EVENT_TYPES.items()) + f", {HIGHEST} bigint"
 )
-"""The rows of all frames; `standing` is one of the numbers of `topic_frames`, and `highest_before`
-the highest id of the earlier frames, if it is known."""
+"""Rows of frames; `highest_before` is the highest id of the earlier frames, if it is known."""
 
-_NO_HEAD: Final = (None,) * 10
-
-_fields_of: Final = attrgetter(
-    "is_heartbeat", "first_pid", "first_id", "last_id", "count", "epoch", "seal_before",
-    "seal_after", "is_batch_end",
-)  # fmt: skip
-"""The fields of a header, in the order of `HEADS_SCHEMA`."""
+_RECORDS_JUDGED: Final = 1_000
+"""Records that are judged by one look at the database."""
 
 
 def heads_decoder(chain_id: int, keys: FrameKeys | None) -> Decoder:
-    """Return what shows for each record whether it is a frame, and which, and by `keys` whose.
-
-    The whole frame is decoded: if a receiver drops it because of its body, it is no frame here
-    either.
-    """
+    """Return what shows for each record whether it is a frame, and which, and by `keys` whose."""
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        columns = [column.split() for column in HEADS_SCHEMA.split(", ")]
+        names, types = [name for name, _ in columns], [ARROW_TYPES[kind] for _, kind in columns]
         for batch in batches:
             records = zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
-            yield _heads_batch(
-                [(offset, *_head_of(value, chain_id, keys)) for offset, value in records]
-            )
+            heads = [astuple(record_of(*record, chain_id, keys)) for record in records]
+            found = zip(*heads, strict=True) if heads else ([] for _ in names)
+            arrays = [pa.array(each, kind) for each, kind in zip(found, types, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, names)
 
     return decode
 
 
-def _head_of(value: bytes | None, chain_id: int, keys: FrameKeys | None) -> tuple[object, ...]:
-    header = header_of(value, chain_id)
-    if value is None or isinstance(header, str):
-        return (header, *_NO_HEAD)
-    sender = None if keys is None else keys.sender_of(value, header)
-    return (None, *_fields_of(header), sender)
-
-
-def _heads_batch(heads: list[tuple[object, ...]]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    names = [column.split()[0] for column in HEADS_SCHEMA.split(", ")]
-    int64, text, flag, blob = pa.int64(), pa.string(), pa.bool_(), pa.binary()
-    types = [int64, text, flag, int64, int64, int64, pa.int32(), int64, blob, blob, flag, text]
-    columns = list(zip(*heads, strict=True)) or [()] * len(names)
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names)
-
-
-def rows_decoder(chain_id: int, marks: Mapping[int, FrameMark], forged: Collection[int]) -> Decoder:
-    """Return what yields the rows of every frame of `chain_id`, with the standing of each row.
+def rows_decoder(
+    chain_id: int,
+    marks: Mapping[int, FrameMark],
+    forged: Collection[int],
+    standings: Collection[int],
+) -> Decoder:
+    """Return what yields the rows of frames of `chain_id` that have one of `standings`.
 
     `marks` are those of a walk over the same frames; `forged` are the offsets of frames that the
     database disowns.
     """
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
         for batch in batches:
-            for offset, value in zip(batch["offset"], batch["value"], strict=True):
-                events = events_of(value.as_py(), chain_id)
+            for offset, value in zip(batch["offset"].to_pylist(), batch["value"], strict=True):
+                mark = marks.get(offset)
+                events = rows_standing(
+                    value.as_py(), chain_id, mark, standings, is_forged=offset in forged
+                )
                 if events:
-                    at = offset.as_py()
-                    yield _rows_batch(chain_id, events, marks.get(at), is_forged=at in forged)
+                    arrays = content_of(chain_id, list(zip(*map(astuple, events), strict=True)))
+                    highest = [None if mark is None else mark.highest_before] * len(events)
+                    arrays[HIGHEST] = pa.array(highest, pa.int64())
+                    yield pa.RecordBatch.from_pydict(arrays)
 
     return decode
-
-
-def _rows_batch(
-    chain_id: int, events: list[Event], mark: FrameMark | None, *, is_forged: bool
-) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    count = len(events)
-    standing = [standing_of(event.id, mark, is_forged=is_forged) for event in events]
-    highest = None if mark is None else mark.highest_before
-    columns = {
-        "chain_id": pa.array([chain_id] * count, pa.int32()),
-        "id": pa.array([event.id for event in events], pa.int64()),
-        "pid": pa.array([event.pid for event in events], pa.int64()),
-        "key": pa.array([event.key for event in events], pa.string()),
-        "event_time_ns": pa.array([event.event_time_ns for event in events], pa.int64()),
-        "payload": pa.array([event.payload for event in events], pa.binary()),
-        STANDING: pa.array(standing, pa.int32()),
-        HIGHEST: pa.array([highest] * count, pa.int64()),
-    }
-    return pa.RecordBatch.from_pydict(columns)
 
 
 def record_reader(
@@ -169,12 +131,6 @@ def record_reader(
                     yield pa.RecordBatch.from_arrays([offsets, values], ["offset", "value"])
 
     return read
-
-
-_HEAD_COLUMNS: Final = (
-    "offset", "reason", "is_heartbeat", "first_pid", "first_id", "last_id", "count", "epoch",
-    "sender",
-)  # fmt: skip
 
 
 _RECORDS_A_CONNECTION: Final = 200
@@ -213,21 +169,21 @@ class TopicTable(PublishedTopic):
     @property
     def rows(self) -> DataFrame:
         """The first occurrence of each row, and the repeats with other content."""
-        firsts = self._standing(FIRST, LATE)
+        firsts = self._decoded(FIRST, LATE).drop(HIGHEST)
         found = firsts if self._changed is None else firsts.unionByName(self._changed)
         return found.withColumns({HAS_NULL: F.lit(False), MALFORMED: F.lit(False)})
 
     @property
     def forged_rows(self) -> DataFrame | None:
         """The rows of frames that the database disowns; None without such frames."""
-        return self._standing(FORGED) if self._log.forged else None
+        return self._decoded(FORGED).drop(HIGHEST) if self._log.forged else None
 
     def disorder(self, horizon: Horizon) -> Findings:
         """Return what is wrong with the order of the frames. Raises SourceBroken."""
         epochs = gathered(self._log.wrong_epochs())
         if not self._log.walk.is_late:
             return epochs
-        late = looked_at(self._decoded(), horizon).where(F.col(STANDING) == LATE)
+        late = looked_at(self._decoded(LATE), horizon)
         groups = late.groupBy(F.col(HIGHEST).alias("after_id")).agg(
             F.min("id").alias("id"), F.max("id").alias("until_id"), F.count(F.lit(1)).alias("count")
         )
@@ -242,21 +198,14 @@ class TopicTable(PublishedTopic):
         decoder = heads_decoder(self._chain_id, keys)
         heads = self._records().mapInArrow(decoder, HEADS_SCHEMA).persist()
         try:
-            for head in self._judged(heads).orderBy("offset").toLocalIterator():
-                log.take(TopicRecord(**head.asDict()))
+            found = heads.orderBy("offset").toLocalIterator()
+            while records := [TopicRecord(*row) for row in islice(found, _RECORDS_JUDGED)]:
+                database = self._database
+                for record in records if database is None else database.judged(records):
+                    log.take(record)
         finally:
             heads.unpersist()
         return log
-
-    def _judged(self, heads: DataFrame) -> DataFrame:
-        """Add whether a frame matches the database, and under which epoch its batch is stored."""
-        if self._database is None:
-            judged = {"is_genuine": F.lit(True), "batch_epoch": F.col("epoch")}
-            return heads.withColumns(judged).select(*_HEAD_COLUMNS, *judged)
-        batches = self._database.batches()
-        joined_rows = heads.join(batches, heads["seal_before"] == batches["anchor"], "left")
-        judged = {"is_genuine": F.coalesce(is_genuine(), F.lit(False))}
-        return joined_rows.withColumns(judged).select(*_HEAD_COLUMNS, *judged, "batch_epoch")
 
     def _changed_repeats(self) -> DataFrame | None:
         """Return the rows that are repeated with other content; None if there are none.
@@ -268,16 +217,15 @@ class TopicTable(PublishedTopic):
             return None
         low, high = seen
         within = (F.col("id") > low) & (F.col("id") <= high)
-        firsts = self._standing(FIRST, LATE).where(within)
-        repeats = self._standing(REPEATED).where(F.col("id") > self.removed_until).distinct()
-        changed = repeats.join(firsts, list(CONTENT), "left_anti")
+        firsts = self._decoded(FIRST, LATE).where(within).select(*CONTENT)
+        repeats = self._decoded(REPEATED).where(F.col("id") > self.removed_until).select(*CONTENT)
+        changed = repeats.distinct().join(firsts, list(CONTENT), "left_anti")
         return None if changed.isEmpty() else changed
 
-    def _standing(self, *standings: int) -> DataFrame:
-        return self._decoded().where(F.col(STANDING).isin(*standings)).select(*CONTENT)
-
-    def _decoded(self) -> DataFrame:
-        decoder = rows_decoder(self._chain_id, self._log.walk.marks, frozenset(self._log.forged))
+    def _decoded(self, *standings: int) -> DataFrame:
+        """Return the rows that have one of `standings` on the topic."""
+        log = self._log
+        decoder = rows_decoder(self._chain_id, log.walk.marks, frozenset(log.forged), standings)
         return self._records().mapInArrow(decoder, ROWS_SCHEMA)
 
     def _records(self) -> DataFrame:
@@ -289,20 +237,3 @@ class TopicTable(PublishedTopic):
         read = record_reader(self._source, self._topic, self._partition, ranges)
         numbers = self._spark.range(0, count, 1, count)
         return numbers.mapInArrow(read, "offset bigint, value binary")
-
-
-def is_genuine() -> Column:
-    """Return whether a frame is (a slice of) the batch after the seal that it names, and signed by
-    a leader of the chain.
-    """
-    at_head = F.col("last_id") == F.col("anchor_id")
-    within = (F.col("first_pid") >= F.col("anchor_id")) & (
-        F.col("last_id") <= F.col("batch_last_id")
-    )
-    ends = (F.col("last_id") == F.col("batch_last_id")) & (
-        F.col("seal_after") == F.col("batch_seal")
-    )
-    is_signed = F.col("sender") == SIGNED
-    return is_signed & F.when(F.col("is_heartbeat"), at_head).otherwise(
-        within & (~F.col("is_batch_end") | ends)
-    )

@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from chain_verifier.config import ParquetSource
+from chain_verifier.sources.content import EVENT_TYPES
 from chain_verifier.spark.table import HAS_NULL, MALFORMED, any_null
-from chain_verifier.verification import EVENT_TYPES
 from local_stack import KafkaServer
 from tests.deadlines import LONG_SECONDS
 from tests.integration.chain_verifier.planted_faults import Row

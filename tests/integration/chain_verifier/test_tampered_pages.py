@@ -339,8 +339,7 @@ def test_view_and_functions_that_lie_are_not_asked(harmed: Callable[..., None]) 
 
 STATEMENTS = (
     ("head", ([0],)), ("parts", (2, 0)), ("edges", (True,)), ("page_faults", (True,)),
-    ("pages_of_rows", ()), ("pages", (0, 9, 9, 9)),
-    ("sealed_sizes", (0, 9, 9)), ("sealed", ()),
+    ("pages", (0, 9, 9, 9)), ("sealed_sizes", (0, 9, 9)), ("sealed", ()),
 )  # fmt: skip
 
 
@@ -356,15 +355,11 @@ def test_statement_is_planned_for_the_partitions_of_its_chain_alone(
     assert found or name == "parts"
 
 
-@pytest.mark.parametrize(("name", "ids"), [("edges", "last_id"), ("pages_of_rows", "page_last_id")])
-def test_range_of_a_statement_is_read_from_the_partition_that_holds_it(
-    database: str, name: str, ids: str
-) -> None:
+def test_range_of_a_statement_is_read_from_the_partition_that_holds_it(database: str) -> None:
     """Each connection of Spark reads a range, which it names outside of the statement."""
     asyncio.run(store(database, ROWS))
-    values = (True,) if name == "edges" else ()
-    statement = filled(SQL[name], CHAIN_ID, *values)
-    within = f"{ids} > {SPOTS[0].before} AND {ids} <= {SPOTS[0].batch_last}"
+    statement = filled(SQL["edges"], CHAIN_ID, True)
+    within = f"last_id > {SPOTS[0].before} AND last_id <= {SPOTS[0].batch_last}"
     found = asyncio.run(_tables(database, f"SELECT * FROM ({statement}) s WHERE {within}"))
     assert found == {f"chain_page_{CHAIN_ID}_0"}
 

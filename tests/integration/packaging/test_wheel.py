@@ -24,7 +24,9 @@ PROMISES = {
     "cli": ["chainctl.main", "chainctl.commands.chain.sequence", "chainctl.commands.chain.receive"],
     "spark": ["chain_verifier.spark.verify"],
     "local": [
-        "chain_verifier.local.verify", "chain_verifier.local.parquet", "chain_verifier.local.topic",
+        "chain_verifier.local.verify",
+        "chain_verifier.local.topic",
+        "chain_verifier.sources.parquet",
     ],
     "stack": ["local_stack"],
     "tracing": ["chain_kernel.tracing", "opentelemetry.trace"],

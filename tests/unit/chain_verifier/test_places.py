@@ -7,9 +7,9 @@ import pytest
 
 from chain_kernel.errors import SettingError
 from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest, require_sound
-from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.stored import read_states
 from chain_verifier.places import UrlPlace, checked_url, place_of, require_no_password
+from chain_verifier.sources.options import ChainOptions
 from chainctl.main import main
 
 WITH_PASSWORDS = [

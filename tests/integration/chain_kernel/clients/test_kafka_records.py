@@ -13,7 +13,7 @@ from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from chain_kernel.errors import RetryError, TopicError
 from chain_verifier.config import TopicSource
-from chain_verifier.published_reader import PublishedReader
+from chain_verifier.sources.published_reader import PublishedReader
 from local_stack import KafkaServer
 from matcher_receiver import KafkaFrameSource, KafkaSourceConfig
 from outbox import StartAt

@@ -18,8 +18,8 @@ import orderchain.spark
 from chain_kernel.errors import RetryError, RowsArchived, RowsMissing
 from chain_verifier.archive.write_archive import write_archive
 from chain_verifier.dataframe.fold import Fold
-from chain_verifier.dataframe.options import ChainOptions
 from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
+from chain_verifier.sources.options import ChainOptions
 from chain_verifier.spark.own_session import own_session
 from tests.builders.stored_chain import StoredChain
 from tests.opened import connected
@@ -236,7 +236,7 @@ def lag_of(lagging: int) -> tuple[str, ...]:
 def test_server_that_lags_never_takes_a_stream_back(
     url: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chain_verifier.dataframe.database_rows._LAG_SECONDS", 0.0)
+    monkeypatch.setattr("chain_verifier.sources.database._LAG_SECONDS", 0.0)
     head, lagging = id_of(ROWS[-1]), id_of(ROWS[49])
     new = asyncio.run(add_chain(database, CHAIN_ID + 1))
     stream = stream_of(url)
@@ -341,7 +341,7 @@ def test_rows_that_go_between_plan_and_read_are_not_left_out(url: str, database:
 def test_rows_that_the_server_of_a_task_lacks_are_not_left_out(
     url: str, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("chain_verifier.dataframe.database_rows._LAG_SECONDS", 0.0)
+    monkeypatch.setattr("chain_verifier.sources.database._LAG_SECONDS", 0.0)
     reader = ChainReader(ChainOptions.of({"url": url}))
     tasks = reader.partitions()
     asyncio.run(execute(database, *lag_of(id_of(ROWS[89]))))

@@ -18,7 +18,7 @@ from chain_verifier.config import JournalSource, ParquetSource, VerifyRequest
 from chain_verifier.findings import FINDING_TYPES, Finding, Kind
 from chain_verifier.local.verify import FIRST_ONLY, verify_locally
 from chain_verifier.report import Report, Verdict
-from chain_verifier.verification import CONTENT
+from chain_verifier.sources.content import CONTENT
 from tests.integration.chain_verifier.agreement import LINKS, require_first
 from tests.integration.chain_verifier.planted_faults import (
     CHAIN_ID,
@@ -97,7 +97,7 @@ def test_local_holds_few_rows_at_a_time(
     parquet: ParquetSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows in no order, of which one source has others: both go through a table on disk."""
-    monkeypatch.setattr("chain_verifier.bounded_parquet.PAGE_ROWS", 50)
+    monkeypatch.setattr("chain_verifier.sources.bounded_parquet.PAGE_ROWS", 50)
     rows = [Row(number, number - 1, payload=bytes(1_000)) for number in range(1, 6_001)]
     other = ParquetSource(path=str(tmp_path / "other.parquet"))
     write_parquet(Path(parquet.path), rows[::-1])
@@ -154,7 +154,7 @@ def test_local_refuses_what_only_spark_can_do(
 
 def test_local_mode_imports_neither_pyspark_nor_py4j() -> None:
     script = (
-        "import sys, chain_verifier.local.verify, chain_verifier.local.parquet;"
+        "import sys, chain_verifier.local.verify, chain_verifier.sources.parquet;"
         "print([name for name in ('pyspark', 'py4j') if name in sys.modules])"
     )
     assert output_of(sys.executable, "-c", script) == "[]\n"

@@ -109,18 +109,29 @@ def _check_column(path: Place, group: int, column: Any) -> None:  # noqa: ANN401
                 break
 
 
+def checked_batches(
+    path: Place,
+    file: Any,  # noqa: ANN401 - as above
+    names: Sequence[str],
+) -> Iterator[Any]:
+    """Yield some columns, in this order, page by page. Raises as `open_parquet`."""
+    for batch in file.iter_batches(PAGE_ROWS, columns=list(names)):
+        with _only_arrows_errors():
+            found = batch.select(list(names))
+            for name, column in zip(names, found.columns, strict=True):
+                _check_values(path, name, column)
+        yield found
+
+
 def parquet_pages(
     path: Place,
     file: Any,  # noqa: ANN401 - as above
     names: Sequence[str],
 ) -> Iterator[list[list[Any]]]:
     """Yield the values of some columns, page by page. Raises as `open_parquet`."""
-    for batch in file.iter_batches(PAGE_ROWS, columns=list(names)):
+    for batch in checked_batches(path, file, names):
         with _only_arrows_errors():
-            columns = [batch.column(name) for name in names]
-            for name, column in zip(names, columns, strict=True):
-                _check_values(path, name, column)
-            values = [column.to_pylist() for column in columns]
+            values = [column.to_pylist() for column in batch.columns]
         yield values
 
 

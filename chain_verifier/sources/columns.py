@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from chain_verifier.sources.content import EVENT, EVENT_TYPES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,8 +18,16 @@ SCHEMA: Final = (
 )
 """`event_time` is `event_time_ns` in the microseconds that Spark's times have."""
 
-_EVENT: Final = (pa.int64(), pa.int64(), pa.string(), pa.int64(), pa.binary())
-"""`id, pid, key, event_time_ns, payload`."""
+ARROW_TYPES: Final = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "array<bigint>": pa.list_(pa.int64()),
+    "array<string>": pa.list_(pa.string()),
+}
+"""Arrow's types, by Spark's."""
 
 _ARROW: Final = pa.schema(
     [
@@ -34,25 +44,31 @@ _ARROW: Final = pa.schema(
 )
 
 
+def content_of(
+    chain_id: int, columns: Sequence[Any], names: Sequence[str] = EVENT
+) -> dict[str, pa.Array]:
+    """Return the columns `names` of rows of a chain, and before these its number."""
+    arrays = {"chain_id": pa.array(np.full(len(columns[0]), chain_id, np.int32))}
+    for name, column in zip(names, columns, strict=True):
+        is_array = isinstance(column, pa.Array)
+        kind = ARROW_TYPES[EVENT_TYPES[name]]
+        arrays[name] = column if is_array else pa.array(column, kind)
+    return arrays
+
+
 def rows_of(
     chain_id: int,
     event: Sequence[Any],
     epochs: Any,  # noqa: ANN401 - an array
     is_end: Any,  # noqa: ANN401 - an array
 ) -> pa.RecordBatch:
-    """Return the rows whose five columns are `event`, in the order of a page's columns."""
-    row_id, pid, key, time_ns, payload = (
-        column if isinstance(column, pa.Array) else pa.array(column, kind)
-        for column, kind in zip(event, _EVENT, strict=True)
-    )
-    micros = pa.array(np.floor_divide(np.asarray(time_ns), 1_000), _ARROW.field("event_time").type)
-    columns = [
-        pa.array(np.full(len(row_id), chain_id, np.int32)),
-        *(row_id, pid, key, micros, time_ns, payload),
-        pa.array(epochs, pa.int64()),
-        pa.array(is_end, pa.bool_()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+    """Return the rows of a frame whose columns `EVENT` are `event`."""
+    arrays = content_of(chain_id, event)
+    micros = np.floor_divide(np.asarray(arrays["event_time_ns"]), 1_000)
+    arrays["event_time"] = pa.array(micros, _ARROW.field("event_time").type)
+    arrays["epoch"] = pa.array(epochs, pa.int64())
+    arrays["is_batch_end"] = pa.array(is_end, pa.bool_())
+    return pa.RecordBatch.from_arrays([arrays[name] for name in _ARROW.names], schema=_ARROW)
 
 
 def batch_facts(

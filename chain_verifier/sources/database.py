@@ -1,31 +1,46 @@
-"""Rows of chains in their database: the heads first, then pages up to them, over one connection."""
+"""Rows in a chain's database: pages, about as many bytes per round trip, over one connection.
+
+A data source reads the heads first, and pages up to them.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 from msgspec import Struct
 
 from chain_kernel.errors import ChainMissing, RetryError, RowsArchived, RowsMissing
 from chain_kernel.sql import load_sql, require_version
-from chain_verifier.database_facts import SQL, filled, page_ranges
-from chain_verifier.dataframe.columns import batch_facts, rows_of, within
+from chain_verifier.database_facts import SQL, filled, flat, page_ranges
 from chain_verifier.server import Reading
+from chain_verifier.sources.content import EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from chain_verifier.dataframe.options import ChainOptions
+    from chain_verifier.sources.options import ChainOptions
 
-_SQL: Final = load_sql("chain_verifier.dataframe", "chains.sql")
+_SQL: Final = load_sql("chain_verifier.sources", "chains.sql")
 
 _BYTES: Final = 4 * 2**20
+"""Stored bytes of the pages that are held at a time, unless a single one has more: about 40 MB as
+Python objects."""
+
 _PAGES: Final = 256
-"""Stored bytes, and pages, per round trip."""
+"""Maximum number of pages per round trip: the server looks at the size of each."""
+
+_ARRAYS: Final = {
+    "id": "ids",
+    "pid": "pids",
+    "key": "keys",
+    "event_time_ns": "event_times_ns",
+    "payload": "payloads",
+}
+"""The arrays of a page that hold the columns of its rows."""
+
 
 _LAG_SECONDS: Final = 60.0
 """How long a server that lags is waited for: a stop of the query waits as long."""
@@ -33,15 +48,48 @@ _LAG_SECONDS: Final = 60.0
 _PAUSE_SECONDS: Final = 0.25
 
 
-class PageRange(Struct, frozen=True, tag=True):
+class PageRange(Struct, frozen=True):
     """Rows of one chain: those after `after_id` up to `until_id`, in pages up to `page_id`."""
 
     chain_id: int
     after_id: int
     until_id: int
     page_id: int
-    rows: int
+    rows: int = 0
     """About how many it has."""
+
+
+def pages_of(
+    fetch: Callable[[str], list[Any]], asked: PageRange, names: Sequence[str] = EVENT
+) -> Iterator[list[Any]]:
+    """Yield the pages of a range, those of a round trip together, with what holds `names`.
+
+    Rows before and after the range come with their pages. None come where pages end before the
+    range does: the last list is empty then.
+    """
+    at_id = asked.after_id
+    arrays = ", ".join(_ARRAYS[name] for name in names)
+    while at_id < asked.until_id:
+        pages = filled(SQL["pages"], asked.chain_id, at_id, asked.page_id, _BYTES, _PAGES)
+        found = fetch(
+            f"SELECT last_id, {arrays} FROM ({pages}) AS pages ORDER BY last_id"  # noqa: S608 - ours
+        )
+        yield found
+        if not found:
+            return
+        at_id = found[-1]["last_id"]
+
+
+def columns_of(pages: Sequence[Any], names: Sequence[str] = EVENT) -> list[list[Any]]:
+    """Return columns of the rows of pages; a value that a column lacks is None, as in SQL."""
+    columns: list[list[Any]] = [[] for _ in names]
+    for page in pages:
+        found = [flat(page[_ARRAYS[name]]) for name in names]
+        count = max(map(len, found))
+        for column, values in zip(columns, found, strict=True):
+            column += values
+            column += [None] * (count - len(values))
+    return columns
 
 
 class Extent(NamedTuple):
@@ -51,8 +99,8 @@ class Extent(NamedTuple):
     until_id: int
 
 
-class ChainHeads:
-    """The chains that are read, and where each of them ends now."""
+class DatabaseRows:
+    """The chains that are read, and where each of them ends now. Implements `RowSource`."""
 
     def __init__(self, options: ChainOptions) -> None:
         self._options = options
@@ -105,6 +153,12 @@ class ChainHeads:
                 if first < min(boundary_id := heads[number]["boundary_id"], last):
                     raise RowsArchived(number, first, boundary_id)
             return self._planned(reading, heads, asked)
+
+    def read(self, ranges: Sequence[PageRange]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ranges in their order, over one connection. Raises as `batches`."""
+        with ChainReading(self._options.url) as reading:
+            for asked in ranges:
+                yield from reading.batches(asked)
 
     def _planned(
         self, reading: ChainReading, heads: Mapping[int, Any], ends: Mapping[int, tuple[int, int]]
@@ -174,41 +228,29 @@ class ChainReading(Reading):
             time.sleep(_PAUSE_SECONDS)
 
     def batches(self, asked: PageRange) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a range in their order, a page at a time.
+        """Yield the rows of a range in their order, those of a round trip at a time.
 
         Raises RowsArchived for rows that were archived since the range was planned, RowsMissing
         where pages end before it does, RetryError where the server lags for too long.
         """
+        import numpy as np
+
+        from chain_verifier.sources.columns import batch_facts, rows_of, within
+
         number, at_id = asked.chain_id, asked.after_id
         bounds = (number, at_id, asked.until_id)
         found = self.reached({number: asked.until_id}, _SQL["batch_ends"], *bounds)
         batches = [batch for batch in found if batch["last_id"] is not None]
         ends = np.array([batch["last_id"] for batch in batches], np.int64)
         epochs = np.array([batch["epoch"] for batch in batches], np.int64)
-        while at_id < asked.until_id:
-            given = (number, at_id, asked.page_id, _BYTES, _PAGES)
-            pages = self.fetch(filled(SQL["pages"], *given))
+        for pages in pages_of(self.fetch, asked):
             # A boundary is set before pages go, so it is read after them.
             boundary_id = self.fetch(filled(SQL["boundary"], number))[0]["boundary_id"]
             if at_id < boundary_id:
                 raise RowsArchived(number, at_id, boundary_id)
             if not pages:
                 raise RowsMissing(number, at_id, asked.until_id)
-            for page in pages:
-                yield _rows(asked, page, ends, epochs)
+            event = columns_of(pages)
+            facts = batch_facts(np.array(event[0], np.int64), ends, epochs)
+            yield within(rows_of(number, event, *facts), asked.after_id, asked.until_id)
             at_id = pages[-1]["last_id"]
-
-
-def _rows(asked: PageRange, page: Any, ends: Any, epochs: Any) -> pa.RecordBatch:  # noqa: ANN401
-    """Return the rows of `page` that are in the range, with what their batches say."""
-    columns = ("ids", "pids", "keys", "event_times_ns", "payloads")
-    event = [page[name] for name in columns]
-    facts = batch_facts(np.array(page["ids"], np.int64), ends, epochs)
-    return within(rows_of(asked.chain_id, event, *facts), asked.after_id, asked.until_id)
-
-
-def read_pages(url: str, ranges: Sequence[PageRange]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of ranges in their order, over one connection; within a worker of Spark."""
-    with ChainReading(url) as reading:
-        for asked in ranges:
-            yield from reading.batches(asked)

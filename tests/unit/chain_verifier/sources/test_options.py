@@ -3,7 +3,7 @@
 import pytest
 
 from chain_kernel.errors import SettingError
-from chain_verifier.dataframe.options import ChainOptions
+from chain_verifier.sources.options import ChainOptions
 
 TOPIC = {"source": "topic", "chains": "1", "kafka": "h:1"}
 

@@ -14,21 +14,27 @@ import pyarrow as pa
 from chain_kernel.errors import InputError, SourceBroken
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.text import reason_of
-from chain_verifier.bounded_parquet import open_parquet, parquet_pages
-from chain_verifier.verification import (
-    CHAIN_FOLDER,
-    CONTENT,
-    MIXED_FOLDERS,
-    is_hidden,
-    require_columns,
-)
+from chain_verifier.sources.bounded_parquet import open_parquet, parquet_pages
+from chain_verifier.sources.content import CONTENT, EVENT_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from chain_verifier.config import ParquetSource
-    from chain_verifier.journal_rows import Row
+    from chain_verifier.sources.content import Row
 
+
+CHAIN_FOLDER: Final = "chain_id="
+"""What the name of a folder of Parquet begins with, if it holds the rows of the chain it names."""
+
+MIXED_FOLDERS: Final = f"not every file is in a folder {CHAIN_FOLDER}N"
+
+_ALSO_FITTING: Final = {
+    "chain_id": {"bigint", "smallint", "tinyint"},
+    "id": {"int"},
+    "pid": {"int"},
+}
+"""Types that hold the same values."""
 
 _CHAIN_ID: Final = CONTENT[0]
 
@@ -53,7 +59,20 @@ _NO_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 """The value in the name of a folder whose rows have none."""
 
 
-class LocalParquetTable:
+def is_hidden(name: str) -> bool:
+    """Return whether Spark leaves out a file or folder of this name: its own, or half a copy."""
+    is_own = name.startswith(".") or (name.startswith("_") and "=" not in name)
+    return is_own or name.endswith("._COPYING_")
+
+
+def require_columns(source: str, found: Mapping[str, str]) -> None:
+    """Raise InputError unless Parquet with the columns `found`, by type, has all that rows have."""
+    for name, kind in EVENT_TYPES.items():
+        if found.get(name) not in {kind} | _ALSO_FITTING.get(name, set()):
+            raise InputError(f"{source}, column {name}", found.get(name), f"the type {kind}")
+
+
+class ParquetRows:
     """The rows of one file or folder. The order of rows means nothing here: only ids count."""
 
     has_positions: Final = False
