@@ -276,7 +276,9 @@ def require_sound(requests: Sequence[VerifyRequest]) -> None:
             if isinstance(source, JournalSource):
                 require_readable(source)
             elif isinstance(source, ParquetSource):
-                _refuse_pipe(source)
+                path = Path(source.path)  # it may be a URL: then there is no such file
+                if path.exists() and not path.is_file() and not path.is_dir():
+                    raise InputError("parquet", source.path, "a regular file, or a folder")
     for folder in {request.findings_folder for request in requests}:
         if folder is None:
             continue
@@ -293,12 +295,6 @@ def require_readable(source: JournalSource) -> None:
     except OSError as error:
         reason = error.strerror or reason_of(error)
         raise InputError("journal", source.path, f"a readable file ({reason})") from error
-
-
-def _refuse_pipe(source: ParquetSource) -> None:
-    path = Path(source.path)  # it may be a URL: then there is no such file
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise InputError("parquet", source.path, "a regular file, or a folder")
 
 
 def _require_distinct(request: VerifyRequest) -> None:

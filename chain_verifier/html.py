@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -112,11 +113,6 @@ def _place_of(finding: Finding) -> tuple[int, int] | None:
     return first, next((end for end in ends if end is not None and end >= first), first)
 
 
-def _parts(text: str) -> list[str]:
-    """Return the parts between which a path may break; no word elsewhere may."""
-    return re.split(r"(?<=[/:])(?=[^\s/:])", text)
-
-
 def _by_kind(counts: Mapping[str, int], row_counts: Mapping[str, int]) -> str:
     """Return how many findings there are of each kind; of how many rows or batches, if these are
     more.
@@ -161,7 +157,8 @@ def _environment() -> Environment:
         grouped=_grouped,
         moment="{:%Y-%m-%d %H:%M:%S %Z}".format,
         number="{:,}".format,
-        parts=_parts,
+        # Between these parts a path may break; no word elsewhere may.
+        parts=partial(re.split, r"(?<=[/:])(?=[^\s/:])"),
         sentence=_SENTENCES.get,
         tone=lambda verdict: _TONES.get(verdict, "bad"),
     )

@@ -278,7 +278,12 @@ class ChainsReport(Struct, frozen=True, kw_only=True):
         """Return the report as one JSON object, indented; each chain as it would be alone."""
         content = {
             "is_clean": self.is_clean,
-            "chains": [_built(one) for one in self.outcomes],
+            "chains": [
+                one.to_dict()
+                if isinstance(one, Report)
+                else msgspec.to_builtins(one) | {"verdict": "not verified", "is_clean": False}
+                for one in self.outcomes
+            ],
             "spark_start_seconds": self.spark_start_seconds,
             "seconds": self.seconds,
         }
@@ -288,7 +293,10 @@ class ChainsReport(Struct, frozen=True, kw_only=True):
         """Return the report as lines for people: chain by chain, then a count per outcome."""
         lines = []
         for one in self.outcomes:
-            lines += one.lines() if isinstance(one, Report) else [_line(one)]
+            if isinstance(one, Report):
+                lines += one.lines()
+            else:
+                lines.append(f"chain {one.chain_id}: not verified: {one.reason}")
         clean = sum(report.is_clean for report in self.reports)
         broken = sum(report.verdict is Verdict.BROKEN for report in self.reports)
         spark = f", {self.spark_start_seconds:.1f} s of it to start Spark"
@@ -304,30 +312,16 @@ def outcomes_of(
     chains: Sequence[VerifyRequest | Unverified], verify: Callable[[VerifyRequest], Report]
 ) -> tuple[Report | Unverified, ...]:
     """Verify one chain after the other; one that cannot be verified does not stop the others."""
-    return tuple(one if isinstance(one, Unverified) else _outcome_of(one, verify) for one in chains)
-
-
-def _outcome_of(
-    request: VerifyRequest, verify: Callable[[VerifyRequest], Report]
-) -> Report | Unverified:
-    try:
-        return verify(request)
-    except OrderchainError as error:
-        return unverified_by(error, request.chain_id)
+    outcomes: list[Report | Unverified] = []
+    for one in chains:
+        try:
+            outcomes.append(one if isinstance(one, Unverified) else verify(one))
+        except OrderchainError as error:
+            outcomes.append(unverified_by(error, one.chain_id))
+    return tuple(outcomes)
 
 
 def unverified_by(error: OrderchainError, chain_id: int) -> Unverified:
     """Return the outcome of a chain that could not be verified because of `error`."""
     is_refused = isinstance(error, RefusedError)
     return Unverified(chain_id=chain_id, is_refused=is_refused, reason=str(error))
-
-
-def _built(one: Report | Unverified) -> dict[str, Any]:
-    if isinstance(one, Report):
-        return one.to_dict()
-    built: dict[str, Any] = msgspec.to_builtins(one)
-    return built | {"verdict": "not verified", "is_clean": False}
-
-
-def _line(one: Unverified) -> str:
-    return f"chain {one.chain_id}: not verified: {one.reason}"

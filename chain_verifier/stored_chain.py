@@ -111,20 +111,20 @@ class StoredChain(DatabaseFacts):
         Raises SourceBroken.
         """
         if self._faults is None:
-            self._faults = first_of_each_kind(map(self._fault, self._by_ranges("page_faults")))
+            self._faults = first_of_each_kind(
+                Finding(
+                    kind=Kind(row["kind"]),
+                    source=self.name,
+                    id=row["id"],
+                    until_id=row["until_id"],
+                    ids=tuple(row["ids"] or ()),
+                    columns=tuple(row["columns"] or ()),
+                    after_id=row["after_id"],
+                    count=row["count"],
+                )
+                for row in self._by_ranges("page_faults")
+            )
         return self._faults
-
-    def _fault(self, row: Any) -> Finding:  # noqa: ANN401 - a record
-        return Finding(
-            kind=Kind(row["kind"]),
-            source=self.name,
-            id=row["id"],
-            until_id=row["until_id"],
-            ids=tuple(row["ids"] or ()),
-            columns=tuple(row["columns"] or ()),
-            after_id=row["after_id"],
-            count=row["count"],
-        )
 
     def _by_ranges(self, name: str) -> Iterator[Any]:
         """Yield the results of a statement that compares the rows of pages, in their order."""

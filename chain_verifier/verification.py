@@ -122,18 +122,13 @@ def differing_buckets(
     for number in sorted(left.keys() | right.keys()):
         here, there = left.get(number), right.get(number)
         bucket = here or there
-        if bucket is None or not _is_within(bucket, horizon):
+        if bucket is None or horizon.is_before(bucket.upper_id - 1):
+            continue
+        if horizon.head is not None and bucket.lower_id > horizon.head:
             continue
         if here is None or there is None or _print_of(here) != _print_of(there):
             differing.append(bucket)
     return differing
-
-
-def _is_within(bucket: Bucket, horizon: Horizon) -> bool:
-    """Return whether a bucket can hold a row between start and head."""
-    if horizon.is_before(bucket.upper_id - 1):
-        return False
-    return horizon.head is None or bucket.lower_id <= horizon.head
 
 
 def _print_of(bucket: Bucket) -> tuple[int, int]:
@@ -273,8 +268,11 @@ class Verification(Generic[T]):
         every = joined_findings(
             [*(one.findings for one in looked), *(found for _, found in compared)]
         )
-        if every.total:
-            self._require_no_retention()
+        # Rows that went to the archive meanwhile would look like lost ones. A boundary is set
+        # before rows go, so it is read after them.
+        facts = self._facts
+        if every.total and facts is not None and facts.boundary_now() != facts.head.boundary_id:
+            raise SourceBroken(facts.name, "rows were archived while it was read: verify again")
         if self._request.findings_folder is not None:
             self._progress(f"writing {every.total_by_row} findings")
             self._mode.write_findings(every, self._request.findings_folder)
@@ -288,15 +286,6 @@ class Verification(Generic[T]):
             expected = f"at least {boundary_id}: `archive --check` proves archived rows"
             raise SettingError("row of the expected seal", lowest, expected)
 
-    def _require_no_retention(self) -> None:
-        """Raise SourceBroken if rows went to the archive meanwhile: they would look like lost ones.
-
-        A boundary is set before rows go, so it is read after them.
-        """
-        facts = self._facts
-        if facts is not None and facts.boundary_now() != facts.head.boundary_id:
-            raise SourceBroken(facts.name, "rows were archived while it was read: verify again")
-
     def _look(self, table: T, how: ScanPlan, *, has_keys: bool) -> SourceResult[T]:
         self._progress(f"checking {table.name}")
         with stopwatch() as seconds:
@@ -309,9 +298,15 @@ class Verification(Generic[T]):
                 notes += topic.notes_on(horizon, self._horizon)
                 parts.append(topic.disorder(horizon))
             parts.append(self._judge_count(table, scanned, joined_findings(parts)))
-            parts.append(self._judge_pages(table, scanned))
-            parts.append(self._judge_seals(table))
-            parts.append(self._judge_mark(table))
+            # Pages that are paths between the ends that they name, and form one, misstate nothing.
+            if isinstance(table, DatabaseFacts) and not scanned.is_whole:
+                parts.append(table.page_faults())
+            if table is self._facts and self._request.checks_seals:
+                self._progress(f"recomputing the seals of {table.name}")
+                parts.append(self._mode.check_seals(table, self._request.kept_seals))
+            mark = self._request.contradicted_mark
+            if table is self._facts and mark is not None:
+                parts.append(gathered([mark_finding(table.name, mark)]))
             if has_keys:
                 parts.append(self._judge_keys(table, horizon, how))
         return SourceResult(
@@ -340,15 +335,6 @@ class Verification(Generic[T]):
             head = head_now
         return self._mode.rows_beyond(table, horizon, head), notes
 
-    def _judge_pages(self, table: T, scanned: ScannedSource) -> Findings:
-        """Look for pages that misstate what they hold, unless it is known that none does.
-
-        If the pages, each a path between the ends that it names, form one path, none does.
-        """
-        if not isinstance(table, DatabaseFacts) or scanned.is_whole:
-            return Findings()
-        return table.page_faults()
-
     def _judge_count(self, table: T, scanned: ScannedSource, findings: Findings) -> Findings:
         """Check the number of rows against what the commits counted, if nothing else is wrong.
 
@@ -364,12 +350,6 @@ class Verification(Generic[T]):
         )
         return gathered([finding])
 
-    def _judge_seals(self, table: T) -> Findings:
-        if table is not self._facts or not self._request.checks_seals:
-            return Findings()
-        self._progress(f"recomputing the seals of {table.name}")
-        return self._mode.check_seals(table, self._request.kept_seals)
-
     def _judge_keys(self, table: T, horizon: Horizon, how: ScanPlan) -> Findings:
         window_rows = self._request.key_window_rows
         if window_rows is None:
@@ -377,18 +357,15 @@ class Verification(Generic[T]):
         self._progress(f"comparing the keys of {table.name}")
         return self._mode.repeated_keys(table, horizon, window_rows, how)
 
-    def _judge_mark(self, table: T) -> Findings:
-        mark = self._request.contradicted_mark
-        if table is not self._facts or mark is None:
-            return Findings()
-        return gathered([mark_finding(table.name, mark)])
-
     def _compare(self, one: SourceResult[T], base: SourceResult[T]) -> tuple[Comparison, Findings]:
         name, against = one.table.name, base.table.name
         self._progress(f"comparing {name} with {against}")
         with stopwatch() as seconds:
             horizon = one.horizon.within(base.horizon)
-            found = self._differences(one, base, horizon)
+            found = Findings()
+            differing = differing_buckets(one.scanned.buckets, base.scanned.buckets, horizon)
+            if differing:
+                found = self._mode.compare(one.table, base.table, differing, horizon)
             if isinstance(one.table, PublishedTopic):
                 # Wherever they are after the start: retention says nothing of disowned frames.
                 forged = self._mode.forged_findings(one.table, base.table, self._horizon)
@@ -402,14 +379,6 @@ class Verification(Generic[T]):
             seconds=seconds(),
         )
         return comparison, found
-
-    def _differences(
-        self, one: SourceResult[T], base: SourceResult[T], horizon: Horizon
-    ) -> Findings:
-        differing = differing_buckets(one.scanned.buckets, base.scanned.buckets, horizon)
-        if not differing:
-            return Findings()
-        return self._mode.compare(one.table, base.table, differing, horizon)
 
     def _report(
         self,

@@ -167,7 +167,8 @@ def _require_files(folder: Place, part: ArchivePart) -> None:
 def _proven_content(
     folder: Place, part: ArchivePart, run: SealRun
 ) -> Iterator[tuple[SealedBatch, list[ArchivedRow]]]:
-    rows = _rows_of(folder / part.rows.name)
+    pages = _pages(folder / part.rows.name, _ROWS)
+    rows = (row for page in pages for row in zip(*page[1:], strict=True))
     batches = row_count = 0
     for batch in batches_of(folder, part):
         if batch.row_count > BATCH_ROWS_MAX:
@@ -207,11 +208,6 @@ def last_row_up_to(folder: Place, part: ArchivePart, until_id: int) -> int | Non
         if at < len(ids):
             break
     return found
-
-
-def _rows_of(path: Place) -> Iterator[ArchivedRow]:
-    for page in _pages(path, _ROWS):
-        yield from zip(*page[1:], strict=True)
 
 
 def _pages(

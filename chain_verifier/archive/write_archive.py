@@ -203,12 +203,9 @@ async def _groups(
 def _rows_of(last_id: int, *columns: Any) -> list[ArchivedRow]:  # noqa: ANN401 - asyncpg's own
     """Return the rows of a page. Raises SourceBroken where its columns do not fit each other."""
     fits = None not in columns and len(set(map(len, columns))) == 1
-    if not fits or any(None in column or _is_nested(column) for column in columns):
+    held = [column for column in columns if column]
+    # An array of more than one dimension holds lists.
+    if not fits or any(None in column or isinstance(column[0], list) for column in held):
         fault = f"the page that ends at {last_id} holds a NULL, or columns that do not fit"
         raise SourceBroken("database", fault)
     return list(zip(*columns, strict=True))
-
-
-def _is_nested(column: Sequence[Any]) -> bool:
-    """Whether an array has more than one dimension; then each of its values is a list."""
-    return bool(column) and isinstance(column[0], list)

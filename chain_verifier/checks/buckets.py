@@ -152,12 +152,12 @@ def find_faults(
         *_forks(source, graph),
         *_gaps_and_orphans(source, graph, skips),
     ]
-    return sorted(found, key=_place)
 
+    def place(finding: Finding) -> tuple[int, str]:
+        places = (finding.id, finding.until_id, finding.pid)
+        return next(place for place in places if place is not None), finding.kind
 
-def _place(finding: Finding) -> tuple[int, str]:
-    places = (finding.id, finding.until_id, finding.pid)
-    return next(place for place in places if place is not None), finding.kind
+    return sorted(found, key=place)
 
 
 class _Graph:

@@ -57,7 +57,8 @@ class _Range:
     def takes(self, finding: Finding) -> bool:
         """Return whether `finding` is of the next row or batch; then the range ends with it."""
         is_next = self._last_id is not None and finding.pid == self._last_id
-        if not is_next or _alike_of(finding) != self._alike or _is_partly_there(finding):
+        is_partly_there = finding.kind is Kind.BATCH_COUNT and finding.count != 0
+        if not is_next or _alike_of(finding) != self._alike or is_partly_there:
             return False
         self._last_id = _end_of(finding)
         self._singles += 1
@@ -73,10 +74,6 @@ class _Range:
 
 def _end_of(finding: Finding) -> int | None:
     return finding.until_id if finding.kind in KINDS_OF_BATCHES else finding.id
-
-
-def _is_partly_there(finding: Finding) -> bool:
-    return finding.kind is Kind.BATCH_COUNT and finding.count != 0
 
 
 def _alike_of(finding: Finding) -> tuple[object, ...]:

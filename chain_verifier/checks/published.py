@@ -67,9 +67,10 @@ class TopicLog:
 
     def take(self, record: TopicRecord) -> None:
         """Take the next record."""
+        is_archived = record.sender == SIGNED and record.last_id <= self._boundary_id
         if record.reason is not None:
             self._counts[record.reason] += 1
-        elif not record.is_genuine and self._is_archived(record):
+        elif not record.is_genuine and is_archived:
             self._counts[_ARCHIVED] += 1
         elif not record.is_genuine:
             self._counts[_LOST if record.sender in {None, SIGNED} else record.sender] += 1
@@ -82,9 +83,6 @@ class TopicLog:
             self.walk.add(record)
             if record.epoch != record.batch_epoch:
                 self._epochs.append(self._wrong_epoch(record, record.batch_epoch))
-
-    def _is_archived(self, record: TopicRecord) -> bool:
-        return record.sender == SIGNED and record.last_id <= self._boundary_id
 
     def wrong_epochs(self) -> list[Finding]:
         """Return the frames under another epoch than their batch, or under a lower one than earlier

@@ -234,11 +234,9 @@ class SealRun:
             at_id = row_id
         if (rows[0][0], at_id) != (batch.first_id, batch.last_id):
             return f"{name} holds rows {rows[0][0]} to {at_id}, expected from {batch.first_id}"
-        if self._seal_of(batch, rows) != batch.seal:
+        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+        content = content_of(page_image(Columns(*columns)).columns)
+        if batch.seal_after(self.seal, content) != batch.seal:
             return f"{name} does not have the seal of its rows"
         self.at_id, self.seal = batch.last_id, batch.seal
         return None
-
-    def _seal_of(self, batch: SealedBatch, rows: Sequence[ArchivedRow]) -> bytes:
-        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
-        return batch.seal_after(self.seal, content_of(page_image(Columns(*columns)).columns))

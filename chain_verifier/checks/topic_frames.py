@@ -98,15 +98,12 @@ class TopicWalk:
 
     def _note_new(self, frame: TopicRecord) -> None:
         if frame.first_pid < self.highest:
-            self.is_late |= self._has_new_below(frame)
+            until = min(frame.last_id, self.highest)
+            self.is_late |= self._seen_in(frame.first_pid, until) != ((frame.first_pid, until),)
         elif frame.epoch < self._epoch:
             self.falls.append((frame, self._epoch))
         else:
             self._epoch = frame.epoch
-
-    def _has_new_below(self, frame: TopicRecord) -> bool:
-        until = min(frame.last_id, self.highest)
-        return self._seen_in(frame.first_pid, until) != ((frame.first_pid, until),)
 
     def _seen_in(self, after: int, until: int) -> tuple[tuple[int, int], ...]:
         """Return what was seen of (after, until], cut to it."""
@@ -245,12 +242,10 @@ def rows_standing(
     if is_forged or mark is None:
         standing = FORGED if is_forged else FIRST
         return events_of(value, chain_id) if standing in standings else []
-    return [
-        event for event in events_of(value, chain_id) if _standing_of(event.id, mark) in standings
-    ]
-
-
-def _standing_of(row_id: int, mark: FrameMark) -> int:
-    if mark.is_seen(row_id):
-        return REPEATED
-    return LATE if row_id < mark.highest_before else FIRST
+    found = []
+    for event in events_of(value, chain_id):
+        is_late = event.id < mark.highest_before
+        standing = REPEATED if mark.is_seen(event.id) else LATE if is_late else FIRST
+        if standing in standings:
+            found.append(event)
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
@@ -263,11 +263,13 @@ def _broken_chains(rows: DataFrame, start: int | None) -> Iterator[DataFrame]:
     is_whole = F.col("is_balanced") & (F.col("unsound") == 0) & begins
     broken = sums.where(~is_whole).select("key", "pid", "first_id", "last_id")
     found = broken.orderBy("key").limit(_KEYS_MAX).collect()
-    faults = [
-        tuple({**_values(fault), "key": each["key"]}[name] for name in COLUMNS)
-        for each in found
-        for fault in _faults(rows, each, each["pid"] if start is None else start)
-    ]
+    faults = []
+    for each in found:
+        for fault in _faults(rows, each, each["pid"] if start is None else start):
+            values = {name: getattr(fault, name) for name in COLUMNS}
+            known = {name: None if value in ((), "") else value for name, value in values.items()}
+            own = {"kind": fault.kind.value, "ids": list(fault.ids) or None, "key": each["key"]}
+            faults.append(tuple((known | own)[name] for name in COLUMNS))
     yield rows.sparkSession.createDataFrame(faults, _SCHEMA)
     if len(found) == _KEYS_MAX:
         further = broken.where(F.col("key") > found[-1]["key"])
@@ -302,10 +304,3 @@ def _before(name: str, rows: DataFrame, start: int) -> Iterator[Finding]:
     for row_id, pid in before.limit(FINDINGS_MAX).collect():
         kind = Kind.ORPHAN if pid < row_id else Kind.PID_NOT_BELOW_ID
         yield Finding(kind=kind, source=name, id=row_id, pid=pid)
-
-
-def _values(fault: Finding) -> dict[str, Any]:
-    """Return a finding's values; what is empty is None."""
-    values = {name: getattr(fault, name) for name in COLUMNS}
-    known = {name: None if value in ((), "") else value for name, value in values.items()}
-    return known | {"kind": fault.kind.value, "ids": list(fault.ids) or None}

@@ -17,17 +17,17 @@ from chain_kernel.text import reason_of
 from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
-from chain_verifier.dataframe.table_files import open_files, open_table
 from chain_verifier.places import require_no_password
 from chain_verifier.server import Reading
 from chain_verifier.sources.database import DatabaseRows, Extent
 from chain_verifier.sources.options import ChainOptions
+from chain_verifier.sources.table import open_files, open_table
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
 from chain_verifier.spark.own_session import ARROW_RECORDS, require_all_files
 from chain_verifier.spark.statements import WorkerLogin, find
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from chain_verifier.config import DatabaseSource
 
@@ -166,12 +166,12 @@ def differences(
         stored.unpersist()
     # Where rows were archived before the plan, the fold has begun after them.
     _whole(heads, chain_id)
-    return Compared(replayed.compared, tuple(map(_shown, found)))
-
-
-def _shown(row: Row) -> dict[str, Any]:
-    digests = {name: bytes(row[name]).hex() for name in ("digest", "stored")}
-    return {name: row[name] for name in ("group", "id", "equal_id", "rows")} | digests
+    shown = tuple(
+        {name: row[name] for name in ("group", "id", "equal_id", "rows")}
+        | {name: bytes(row[name]).hex() for name in ("digest", "stored")}
+        for row in found
+    )
+    return Compared(replayed.compared, shown)
 
 
 def _whole(heads: DatabaseRows, chain_id: int) -> Extent:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from chain_kernel.model import Event
-from chain_verifier.dataframe.fold import Piece, Result, go_on
+from chain_verifier.dataframe.fold import Piece, go_on
 from chain_verifier.spark.shipping import on_driver
 
 if TYPE_CHECKING:
@@ -63,23 +63,19 @@ class _Groups(StatefulProcessor):
         """Yield what the orders give, and the state after them."""
         del timerValues
         frame = pd.concat(rows).sort_values("id")
-        piece = Piece(key[0], self._orders(frame), last_id=int(frame["id"].iloc[-1]))
+        orders: Any
+        if self._fold.columns:
+            columns = list(self._fold.columns)
+            orders = pa.RecordBatch.from_pandas(frame[columns], preserve_index=False)
+        else:
+            orders = list(map(Event, *(frame[name].tolist() for name in EVENT)))
+        piece = Piece(key[0], orders, last_id=int(frame["id"].iloc[-1]))
         before = pickle.loads(self._kept.get()[0]) if self._kept.exists() else None  # noqa: S301
         results, after = go_on(self._fold, piece, before)
         self._kept.update((pickle.dumps(after),))
-        yield self._frame(results)
-
-    def _orders(self, frame: pd.DataFrame) -> Any:  # noqa: ANN401 - what the fold takes
-        if self._fold.columns:
-            columns = list(self._fold.columns)
-            return pa.RecordBatch.from_pandas(frame[columns], preserve_index=False)
-        return list(map(Event, *(frame[name].tolist() for name in EVENT)))
-
-    def _frame(self, results: list[Result]) -> pd.DataFrame:
         # The last column is there only if the fold gives something out.
-        return pd.DataFrame(
-            [each[: len(self._names)] for each in results], columns=self._names, dtype=object
-        )
+        given = [each[: len(self._names)] for each in results]
+        yield pd.DataFrame(given, columns=self._names, dtype=object)
 
     def close(self) -> None:
         """Do nothing: Spark owns the state."""

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own
 
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_verifier.dataframe.frame import KINDS, column_of, verify_frame
-from chain_verifier.dataframe.table_files import open_files, open_table
 from chain_verifier.findings import Finding, Kind
+from chain_verifier.sources.table import open_files, open_table
 from chain_verifier.spark.errors import as_broken, spark_reason
 from chain_verifier.spark.session import loses_table
 
@@ -86,12 +86,9 @@ class TableReport(Struct, frozen=True, kw_only=True):
         more = sum(self.counts.values()) - len(lines)
         counts = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
         found = counts or ("nothing wrong" if self.rows else "nothing was read")
-        return [*lines, *([f"... {more:,} more"] if more else []), f"{self._headline}: {found}"]
-
-    @property
-    def _headline(self) -> str:
         span = "" if self.first_id is None else f", ids {self.first_id} to {self.last_id}"
-        return f"{self.source}: {self.rows:,} rows{span}"
+        last = f"{self.source}: {self.rows:,} rows{span}: {found}"
+        return [*lines, *([f"... {more:,} more"] if more else []), last]
 
 
 def _text(found: Mapping[str, Any]) -> str:

@@ -102,7 +102,9 @@ def _differences(own: _Rows, base: _Rows, *, to_end_of_base: bool = True) -> Ite
         elif left.times > right.times:
             yield {"kind": Kind.SURPLUS, "id": row_id}
         elif left != right:
-            yield {"kind": Kind.DIFFERING, "id": row_id, "columns": _columns(left, right)}
+            sides = zip(_COMPARED, zip(*left[1:], *right[1:], strict=True), strict=True)
+            names = tuple(name for name, (a, b, c, d) in sides if (a, b) != (c, d))
+            yield {"kind": Kind.DIFFERING, "id": row_id, "columns": names}
         one = next(ours, None) if left.times else one
         other = next(theirs, None) if right.times else other
 
@@ -126,11 +128,3 @@ def _by_id(rows: _Rows) -> Iterator[tuple[int, _Side]]:
             times, highest = times + 1, content
             lowest = content if lowest is None else lowest
         yield row_id, _Side(times, lowest or (), highest)
-
-
-def _columns(left: _Side, right: _Side) -> tuple[str, ...]:
-    return tuple(
-        name
-        for index, name in enumerate(_COMPARED)
-        if left.lowest[index] != right.lowest[index] or left.highest[index] != right.highest[index]
-    )

@@ -23,7 +23,6 @@ from chain_verifier.local.table import SQL, open_scratch
 from chain_verifier.sources.published_reader import PublishedReader
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Collection, Iterator, Sequence
 
     from chain_verifier.checks.buckets import Horizon
@@ -90,7 +89,14 @@ class LocalTopicTable(PublishedTopic):
         after, until = self._log.seen_again() or (0, 0)
         with open_scratch("seen", self.name) as scratch:
             for _, rows in self._frames({FIRST, LATE, REPEATED}):
-                yield [row for row in rows if not after < row[1] <= until or _is_new(scratch, row)]
+                page = []
+                for row in rows:
+                    if after < row[1] <= until:
+                        digest = sha256(msgspec.msgpack.encode(row)).digest()
+                        if scratch.execute(SQL["see"], (row[1], digest)).rowcount != 1:
+                            continue
+                    page.append(row)
+                yield page
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: `notes_on` returns the notes of a topic."""
@@ -132,8 +138,3 @@ class LocalTopicTable(PublishedTopic):
                 )
                 if found:
                     yield offset, [(self.chain_id, *astuple(event)) for event in found]
-
-
-def _is_new(scratch: sqlite3.Connection, row: Row) -> bool:
-    digest = sha256(msgspec.msgpack.encode(row)).digest()
-    return scratch.execute(SQL["see"], (row[1], digest)).rowcount == 1

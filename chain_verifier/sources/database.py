@@ -112,11 +112,13 @@ class DatabaseRows:
         ChainMissing but for `known` chains, which a server that lags does not have yet.
         """
         with ChainReading(self._options.url) as reading:
-            return {n: self._extent(head) for n, head in self._heads(reading, known).items()}
-
-    def _extent(self, head: Any) -> Extent:  # noqa: ANN401 - a record
-        first = self._options.start or head["boundary_id"]
-        return Extent(first, max(first, min(self._options.until, head["head_id"])))
+            heads = self._heads(reading, known)
+        until = self._options.until
+        firsts = {n: self._options.start or head["boundary_id"] for n, head in heads.items()}
+        return {
+            number: Extent(first, max(first, min(until, heads[number]["head_id"])))
+            for number, first in firsts.items()
+        }
 
     def ranges(self) -> list[PageRange]:
         """Return what is read now: all rows. Raises as `extents`."""

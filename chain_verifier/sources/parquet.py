@@ -87,7 +87,8 @@ class ParquetRows:
             for found in self._files:
                 with open_parquet(found.path, CONTENT) as file:
                     of_folder = {_CHAIN_ID: "int"} if found.is_of_chain else {}
-                    require_columns(self.name, _kinds_of(file.schema_arrow) | of_folder)
+                    kinds = {field.name: _kind_of(field.type) for field in file.schema_arrow}
+                    require_columns(self.name, kinds | of_folder)
         except (OSError, pa.ArrowException) as error:
             expected = f"Parquet that can be read ({reason_of(error)})"
             raise InputError("parquet", source.path, expected) from error
@@ -119,7 +120,11 @@ def _files(path: Path) -> list[_File]:
     """Return the files of a folder, except those that Spark leaves out too."""
     if not path.is_dir():
         return [_File(path, is_of_chain=False, chain_id=None)]
-    found = [_file(file, path) for file in sorted(path.rglob("*")) if _counts(file, path)]
+    found = [
+        _file(file, path)
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and not any(map(is_hidden, file.relative_to(path).parts))
+    ]
     if not found:
         raise FileNotFoundError(f"{path} holds no file")
     if len({file.is_of_chain for file in found}) > 1:
@@ -138,15 +143,6 @@ def _file(file: Path, folder: Path) -> _File:
         return _File(file, is_of_chain=True, chain_id=int(chains[-1]))
     except ValueError:
         raise OSError(f"{file.parent}: {chains[-1]!r} is no chain") from None
-
-
-def _counts(file: Path, folder: Path) -> bool:
-    parts = file.relative_to(folder).parts
-    return file.is_file() and not any(map(is_hidden, parts))
-
-
-def _kinds_of(schema: Any) -> dict[str, str]:  # noqa: ANN401 - pyarrow has no types
-    return {field.name: _kind_of(field.type) for field in schema}
 
 
 def _kind_of(found: Any) -> str:  # noqa: ANN401 - as above

@@ -111,16 +111,13 @@ class PublishedReader:
         except TopicError:
             raise
         except OrderchainError as error:
-            if self._is_known_to_lack_partition():
+            # aiokafka would request a partition that is known not to exist forever.
+            consumer = self._consumer
+            known = None if consumer is None else consumer.partitions_for_topic(self._at.topic)
+            if known is not None and self._at.partition not in known:
                 raise self._missing() from error
             raise
         return Bounds(first=first[self._at], end=end[self._at])
-
-    def _is_known_to_lack_partition(self) -> bool:
-        """Whether the partition is known not to exist: aiokafka would request it forever."""
-        consumer = self._consumer
-        known = None if consumer is None else consumer.partitions_for_topic(self._at.topic)
-        return known is not None and self._at.partition not in known
 
     def _missing(self) -> TopicError:
         found = f"{self._at.topic}, partition {self._at.partition}"

@@ -77,9 +77,10 @@ def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
     kind = (
         F.when(own < base, Kind.LACKING.value)
         .when(own > base, Kind.SURPLUS.value)
-        .when(_differs(), Kind.DIFFERING.value)
+        .when(_is_other(""), Kind.DIFFERING.value)
     )
-    columns = F.array_compact(F.array(*map(_name_if_other, _COMPARED)))
+    others = [F.when(_is_other(f".{name}"), F.lit(name)) for name in _COMPARED]
+    columns = F.array_compact(F.array(*others))
     named = F.when(own == base, columns)
     pid = F.when(own > base, F.col("h.lowest.pid")).otherwise(F.col("t.lowest.pid"))
     compared = joined_findings.select(
@@ -88,12 +89,6 @@ def pairs_of(here: DataFrame, there: DataFrame) -> DataFrame:
     return compared.where(F.col("kind").isNotNull())
 
 
-def _differs() -> Column:
-    lowest = F.col("h.lowest").eqNullSafe(F.col("t.lowest"))
-    return ~(lowest & F.col("h.highest").eqNullSafe(F.col("t.highest")))
-
-
-def _name_if_other(name: str) -> Column:
-    lowest = F.col(f"h.lowest.{name}").eqNullSafe(F.col(f"t.lowest.{name}"))
-    highest = F.col(f"h.highest.{name}").eqNullSafe(F.col(f"t.highest.{name}"))
-    return F.when(~(lowest & highest), F.lit(name))
+def _is_other(name: str) -> Column:
+    lowest = F.col(f"h.lowest{name}").eqNullSafe(F.col(f"t.lowest{name}"))
+    return ~(lowest & F.col(f"h.highest{name}").eqNullSafe(F.col(f"t.highest{name}")))

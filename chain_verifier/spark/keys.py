@@ -14,7 +14,7 @@ from chain_verifier.spark.finding_frame import finding_frame, sampled
 from chain_verifier.spark.scan import placed
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
     from chain_verifier.checks.buckets import Horizon
     from chain_verifier.spark.table import Table
@@ -40,7 +40,9 @@ def repeated_keys(table: Table, horizon: Horizon, window_rows: int, bits: int) -
         rows = placed(rows_of(table, ("key",)), horizon).select("id", "key")
         pairs = _pairs(rows, table.span).persist()
         try:
-            is_near = _is_of_client() | (F.col("id") - F.col("before_id") <= window_rows)
+            number = F.substring_index("key", "#", -1).try_cast("bigint")
+            is_of_client = F.col("key").rlike(_CLIENT_KEY) & number.isNotNull()
+            is_near = is_of_client | (F.col("id") - F.col("before_id") <= window_rows)
             found, far = pairs.where(is_near), pairs.where(~is_near)
             if not far.isEmpty():
                 # Ids skip numbers, so few rows may lie between two ids that are far apart.
@@ -62,11 +64,6 @@ def _pairs(rows: DataFrame, span: int | None) -> DataFrame:
     )
     # An id that occurs twice is a duplicate, not a second order.
     return ordered.where(F.col("before_id") != F.col("id"))
-
-
-def _is_of_client() -> Column:
-    number = F.substring_index("key", "#", -1).try_cast("bigint")
-    return F.col("key").rlike(_CLIENT_KEY) & number.isNotNull()
 
 
 def _places(rows: DataFrame, bits: int) -> DataFrame:

@@ -63,7 +63,11 @@ def own_session(spark: SparkSession) -> Iterator[SparkSession]:
     Over Connect, Spark 4.0 copies the settings alone. The session ends with the block; Spark and
     `spark` go on.
     """
-    own = _connected_beside(spark) if is_connect(spark) else _beside(spark)
+    java: Any = spark
+    if is_connect(spark):
+        own = _connected_beside(spark)
+    else:
+        own = SparkSession(spark.sparkContext, java._jsparkSession.cloneSession())
     try:
         for name, value in SETTINGS.items():
             own.conf.set(name, value)
@@ -74,11 +78,6 @@ def own_session(spark: SparkSession) -> Iterator[SparkSession]:
             _leave(own, spark)
         raise
     _leave(own, spark)
-
-
-def _beside(spark: SparkSession) -> SparkSession:
-    java: Any = spark._jsparkSession
-    return SparkSession(spark.sparkContext, java.cloneSession())
 
 
 def _connected_beside(spark: Any) -> SparkSession:  # noqa: ANN401 - the class needs gRPC

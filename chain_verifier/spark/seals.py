@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
     from chain_verifier.config import KeptSeal
     from chain_verifier.spark.database import DatabaseTable
@@ -76,7 +75,8 @@ def check_seals(table: DatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -
     """
     with as_broken(table.name):
         # Few for a whole chain; what is counted and what is shown comes from one look.
-        misfits = _misfits(table, chain_id).persist()
+        checker = partial(seal_checker, genesis_of(table, chain_id))
+        misfits = table.sealed(checker, MISFITS_SCHEMA).persist()
 
         def computed(last_id: int) -> list[bytes]:
             of_batch = (F.col("until_id") == last_id) & F.col("computed").isNotNull()
@@ -89,8 +89,3 @@ def check_seals(table: DatabaseTable, chain_id: int, kept: Sequence[KeptSeal]) -
         finally:
             misfits.unpersist()
         return joined_findings([found, ends])
-
-
-def _misfits(table: DatabaseTable, chain_id: int) -> DataFrame:
-    """Check batches against what is stored of them."""
-    return table.sealed(partial(seal_checker, genesis_of(table, chain_id)), MISFITS_SCHEMA)

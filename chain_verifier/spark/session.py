@@ -1,4 +1,7 @@
-"""A Spark session for a verification: quiet, and on loopback."""
+"""Spark sessions of a verification: quiet, and on loopback.
+
+One is started by this process, by `spark-submit`, or on a server of Spark Connect.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,10 @@ if TYPE_CHECKING:
     SignalHandler = Callable[[int, FrameType | None], object]
 
 MAJOR_MIN: Final = 17
-"""Spark 4 does not start below it."""
+"""Lowest version of Java that Spark 4 starts with."""
 
 MODULE: Final = "jdk.incubator.vector"
-"""Spark 4 names it on Java's command line; slimmed-down runtimes lack it."""
+"""Module that Spark 4 names on Java's command line; slimmed-down runtimes lack it."""
 
 EXPECTED: Final = (
     f"Java {MAJOR_MIN} or newer with the module {MODULE} "
@@ -48,16 +51,19 @@ EXPECTED: Final = (
 
 _SPARK: Final = ".".join(pyspark.__version__.split(".")[:2])
 _START_ERRORS: Final = (*SPARK_ERRORS, OSError, TypeError)
-"""What a start raises; TypeError where Java lacks a class of this version."""
+"""Errors of a start; TypeError where Java lacks a class of this version."""
 
 _VERSION: Final = re.compile(r'^JAVA_VERSION="(?:1\.)?([0-9]+)', re.MULTILINE)
 _MODULES: Final = re.compile(r'^MODULES="([^"]*)"', re.MULTILINE)
 
 
 def require_java(environ: Mapping[str, str]) -> None:
-    """Raise SettingError unless the Java that Spark would start can run it.
+    """Check the Java that Spark would start, by the `release` file of its installation.
 
-    Reads the `release` file of the installation; without one Spark must find out by itself.
+    Without such a file, Spark finds out by itself.
+
+    Raises:
+        SettingError: there is no Java, it is too old, or it lacks a module.
     """
     program = _java_program(environ)
     if program is None:
@@ -68,9 +74,10 @@ def require_java(environ: Mapping[str, str]) -> None:
 
 
 def require_account() -> None:
-    """Raise SettingError for an account that is a number alone: Hadoop's login asks for its name.
+    """Check that the account has a name: Hadoop's login and Java's home folder need one.
 
-    So does Java, for its home folder.
+    Raises:
+        SettingError: the account is a number alone.
     """
     try:
         pwd.getpwuid(os.geteuid())
@@ -98,7 +105,11 @@ def _require_release(program: Path, release: str) -> None:
 
 
 def require_spark(environ: Mapping[str, str]) -> None:
-    """Raise SettingError where variables lead PySpark to another Spark, or to none."""
+    """Check the variables by which PySpark finds Spark.
+
+    Raises:
+        SettingError: they lead to another Spark, or to none.
+    """
     home = environ.get("SPARK_HOME")
     if home and not list((Path(home) / "jars").glob(f"spark-core_*-{_SPARK}.*jar")):
         raise SettingError("SPARK_HOME", home, f"the folder of Spark {_SPARK}, or no such setting")
@@ -119,7 +130,7 @@ LOG_FILE: Final = "spark.log"
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 _END_SECONDS: Final = 10.0
-"""How long Java may take to clean up, before it is killed."""
+"""Seconds that Java has to clean up, before it is killed."""
 
 _SHUFFLE_PARTITIONS: Final = 4
 """A check shuffles one row per bucket, so more partitions would only be more tasks to start."""
@@ -165,18 +176,20 @@ _TEMPORARY: Final = WeakSet[SparkSession]()
 def open_session(master: str | None, *, is_long_run: bool = False) -> Iterator[SparkSession]:
     """Start Spark, yield its session, stop it.
 
-    A `master` that begins with `sc://` is a server of Connect, as is `SPARK_REMOTE` without one.
-    Else, without a `master`, it runs inside a Java process of our own, tuned for a short run unless
-    `is_long_run` is set. Beside a session that this process has already, one of the same Spark is
-    yielded.
+    - A process that has a session already gets one beside it, of the same Spark.
+    - A `master` that begins with `sc://` is a server of Connect, as is `SPARK_REMOTE` without one.
+    - Under `spark-submit`, its settings apply, but for those that every verification needs; a
+      `master` given here takes precedence.
+    - Else Spark runs in a Java process of our own, without a `master` on all cores of this machine,
+      and tuned for a short run unless `is_long_run` is set. Its output goes to a file in a
+      temporary folder, which is removed at the end.
 
-    In a session that this starts, Ctrl-C raises KeyboardInterrupt at once, whatever Java does then;
-    so does SIGTERM with the error of a handler that was set before.
-    The output of Java and Spark goes to a file in a temporary folder, which is removed at the end.
-    Raises SettingError when there is no Java or Spark does not start.
+    In a session that this starts, Ctrl-C raises KeyboardInterrupt at once, whatever Java does then.
+    SIGTERM raises the error of a handler that was set before.
 
-    If `spark-submit` started this process, all settings given there apply, above all the master,
-    but for those that every verification needs; a `master` given here takes precedence over it.
+    Raises:
+        SettingError: there is no Java, or Spark does not start.
+        ConnectError: the server of Connect does not answer.
     """
     active = _open_elsewhere()
     if active is not None:
@@ -294,9 +307,9 @@ def _leaving_call(handler: SignalHandler) -> SignalHandler:
 def drop_call() -> None:
     """Close this thread's connection to Java, so that the call under way can be left.
 
-    The answer to a call that is left stays in its connection: each later call, such as the one that
-    stops Spark, would read the answer to the one before it, or wait for an answer that
-    never comes. The next call opens a connection of its own. Does nothing without Java.
+    The answer to that call stays in its connection. A later call, such as the one that stops Spark,
+    would read it as its own, or wait for one that never comes. The next call opens a connection of
+    its own. Does nothing without Java.
     """
     gateway: Any = SparkContext._gateway
     connection = gateway._gateway_client.get_thread_connection() if gateway is not None else None
@@ -355,7 +368,8 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSes
             session: SparkSession = builder.master(master or LOCAL_MASTER).getOrCreate()
     except _START_ERRORS as error:
         reason = spark_reason(error)
-        raise start_error(_text_of(log), reason, os.environ) from error
+        said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        raise start_error(said, reason, os.environ) from error
     _prepare(session, is_local=is_local)
     return session
 
@@ -434,7 +448,3 @@ _REACHING: Final = (
     "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "SPARK_LOCAL_IP",
     "SPARK_LOCAL_HOSTNAME",
 )  # fmt: skip
-
-
-def _text_of(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""

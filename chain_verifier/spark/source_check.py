@@ -109,15 +109,16 @@ def _examine_buckets(table: Table, horizon: Horizon, how: ScanPlan) -> ScannedSo
     if found.outside.get(MALFORMED_ROWS) and isinstance(table, JournalTable):
         table.refuse_line()
     own = row_count(found.buckets) + found.outside.get(BEYOND_ROWS, 0)
-    others = found.outside.get(FOREIGN_ROWS, 0) + found.outside.get(UNPLACED_ROWS, 0)
-    require_own_rows(table.name, horizon.chain_id, own, others)
+    foreign, unplaced = (found.outside.get(one, 0) for one in (FOREIGN_ROWS, UNPLACED_ROWS))
+    require_own_rows(table.name, horizon.chain_id, own, foreign + unplaced)
+    nulls = sum(bucket.nulls for bucket in found.buckets) + unplaced
     return ScannedSource(
         buckets=found.buckets,
         findings=joined_findings(
             [
                 _faults(table, horizon, how, found),
-                _nulls(table, horizon, found),
-                _foreign(table, horizon, found),
+                rows_with_null(table.name, table.rows, horizon) if nulls else Findings(),
+                foreign_rows(table.name, table.rows, horizon) if foreign else Findings(),
             ]
         ),
         notes=table.notes if isinstance(table, JournalTable) else (),
@@ -140,19 +141,6 @@ def _faults(table: Table, horizon: Horizon, how: ScanPlan, found: Scan) -> Findi
 def _link_faults(table: Table, horizon: Horizon, how: ScanPlan, buckets: list[Bucket]) -> Findings:
     opener = RowOpener(table, horizon, how.key)
     return link_faults(table, buckets, horizon, opener, how.leaf_bits)
-
-
-def _nulls(table: Table, horizon: Horizon, found: Scan) -> Findings:
-    count = sum(bucket.nulls for bucket in found.buckets) + found.outside.get(UNPLACED_ROWS, 0)
-    if not count:
-        return Findings()
-    return rows_with_null(table.name, table.rows, horizon)
-
-
-def _foreign(table: Table, horizon: Horizon, found: Scan) -> Findings:
-    if not found.outside.get(FOREIGN_ROWS, 0):
-        return Findings()
-    return foreign_rows(table.name, table.rows, horizon)
 
 
 _ANY_BITS: Final = 1
@@ -208,13 +196,10 @@ def rows_with_null(source: str, rows: DataFrame, horizon: Horizon) -> Findings:
     """Return the rows that have NULL in some column."""
     counted_elsewhere = class_of(horizon, _ANY_BITS).isin(MALFORMED_ROWS, FOREIGN_ROWS, BEYOND_ROWS)
     found = looked_at(rows, horizon).where(F.col(HAS_NULL) & ~counted_elsewhere)
-    names = F.array_compact(F.array(*map(_name_if_null, CONTENT))).alias("columns")
+    nulls = [F.when(F.col(name).isNull(), F.lit(name)) for name in CONTENT]
+    names = F.array_compact(F.array(*nulls)).alias("columns")
     frame = finding_frame(found.select("id", "pid", names), kind=Kind.NULL.value, source=source)
     return sampled_rows(frame)
-
-
-def _name_if_null(name: str) -> Column:
-    return F.when(F.col(name).isNull(), F.lit(name))
 
 
 def foreign_rows(source: str, rows: DataFrame, horizon: Horizon) -> Findings:
@@ -235,33 +220,23 @@ def _of_class(rows: DataFrame, horizon: Horizon, number: int) -> DataFrame:
     return looked_at(rows, horizon).where(class_of(horizon, _ANY_BITS) == number)
 
 
-_HIGHEST = "highest_before"
-
-
 def rows_out_of_order(source: str, rows: DataFrame, horizon: Horizon) -> Findings:
     """Return the rows that come after a higher id, grouped by that id.
 
     A row that occurs twice is a duplicate; only its first occurrence counts here. This sorts the
     rows of each block, so it runs only if the scan found something.
     """
-    firsts = _first_occurrences(placed(rows, horizon))
-    late = _with_highest_before(firsts).where(F.col("id") < F.col(_HIGHEST))
-    groups = late.groupBy(F.col(_HIGHEST).alias("after_id")).agg(
+    nth = F.row_number().over(Window.partitionBy("id").orderBy(BLOCK, POSITION))
+    own = placed(rows, horizon).select("id", BLOCK, POSITION)
+    firsts = own.withColumn("nth", nth).where("nth = 1")
+    # The highest id that comes before a row, in its own block or in an earlier one.
+    window = Window.partitionBy(BLOCK).orderBy(POSITION).rowsBetween(Window.unboundedPreceding, -1)
+    highest = F.greatest(F.max("id").over(window), _highest_of_blocks_before(firsts))
+    late = firsts.withColumn("after_id", highest).where("id < after_id")
+    groups = late.groupBy("after_id").agg(
         F.min("id").alias("id"), F.max("id").alias("until_id"), F.count(F.lit(1)).alias("count")
     )
     return sampled(finding_frame(groups, kind=Kind.OUT_OF_ORDER.value, source=source))
-
-
-def _first_occurrences(rows: DataFrame) -> DataFrame:
-    nth = F.row_number().over(Window.partitionBy("id").orderBy(BLOCK, POSITION))
-    return rows.select("id", BLOCK, POSITION).withColumn("nth", nth).where(F.col("nth") == 1)
-
-
-def _with_highest_before(firsts: DataFrame) -> DataFrame:
-    """Add the highest id that comes before a row, in its own block or in an earlier one."""
-    window = Window.partitionBy(BLOCK).orderBy(POSITION).rowsBetween(Window.unboundedPreceding, -1)
-    highest = F.greatest(F.max("id").over(window), _highest_of_blocks_before(firsts))
-    return firsts.withColumn(_HIGHEST, highest)
 
 
 def _highest_of_blocks_before(firsts: DataFrame) -> Column:

@@ -82,7 +82,8 @@ def _reader(
 
 
 def _decoder(schema: str) -> Decode:
-    names, types = _columns_of(schema)
+    columns = [column.split() for column in schema.split(", ")]
+    names, types = [name for name, _ in columns], [ARROW_TYPES[kind] for _, kind in columns]
 
     def decode(pieces: Pieces) -> Iterator[pa.RecordBatch]:
         for _, found in pieces:
@@ -91,11 +92,6 @@ def _decoder(schema: str) -> Decode:
             yield pa.RecordBatch.from_arrays(arrays, names)
 
     return decode
-
-
-def _columns_of(schema: str) -> tuple[list[str], list[pa.DataType]]:
-    columns = [column.split() for column in schema.split(", ")]
-    return [name for name, _ in columns], [ARROW_TYPES[kind] for _, kind in columns]
 
 
 def find_rows(

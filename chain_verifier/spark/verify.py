@@ -123,7 +123,9 @@ def _spark_for(
     progress("starting Spark")
     began = time.monotonic()
     master = next((request.master for request in requests), None)
-    with open_session(master, is_long_run=_is_long(sources)) as own:
+    paths = [Path(s.path) for s in sources if isinstance(s, JournalSource | ParquetSource)]
+    in_files = sum(path.stat().st_size for path in paths if path.is_file())
+    with open_session(master, is_long_run=in_files > _LONG_RUN_BYTES) as own:
         start_seconds = time.monotonic() - began
         _prepare(own, folders)
         yield own, start_seconds
@@ -135,12 +137,6 @@ def _prepare(spark: SparkSession, folders: Iterable[str]) -> None:
     spark.conf.set("spark.sql.caseSensitive", "true")
     for folder in folders:
         require_free(spark, folder)
-
-
-def _is_long(sources: Sequence[Source]) -> bool:
-    """Whether the files alone are so large that tuning Spark for a short run would cost more."""
-    paths = [Path(s.path) for s in sources if isinstance(s, JournalSource | ParquetSource)]
-    return sum(path.stat().st_size for path in paths if path.is_file()) > _LONG_RUN_BYTES
 
 
 class SparkMode:

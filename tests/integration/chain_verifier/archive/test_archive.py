@@ -15,7 +15,6 @@ from pyarrow.fs import LocalFileSystem
 
 from chain_kernel.errors import InputError, RetryError, SettingError, SourceBroken
 from chain_kernel.sql import AUDITOR
-from chain_verifier import bounded_parquet
 from chain_verifier.archive import retention
 from chain_verifier.archive import write_archive as write_archive_module
 from chain_verifier.archive.manifest import chain_folder, load_manifest
@@ -26,6 +25,7 @@ from chain_verifier.config import DatabaseSource, KeptSeal, ParquetSource, Verif
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.places import Place, UrlPlace
 from chain_verifier.report import Verdict
+from chain_verifier.sources import bounded_parquet
 from chain_verifier.stored_chain import StoredChain
 from chain_verifier.verified_mark import read_extent
 from tests.stored_pages import execute

@@ -1,4 +1,4 @@
-"""Tables, and files of one's own: of these, Spark reads every one, and each to its end."""
+"""Tables of the catalog, and files of one's own: Spark reads every file, each to its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from chain_verifier.config import literal_path
 from chain_verifier.spark.errors import SPARK_ERRORS, spark_reason
-from chain_verifier.spark.json_lines import is_one_value
 from chain_verifier.spark.listing import files_below, folder_columns, listed, require_read
 
 if TYPE_CHECKING:
@@ -107,7 +106,14 @@ def open_files(spark: SparkSession, kind: str, path: str, *, text: str | None) -
 def _require_whole_lines(spark: SparkSession, place: str) -> None:
     reader = spark.read.option("recursiveFileLookup", "true")  # else a folder `value=1` is a column
     lines = reader.text(place).select("value", F.col("_metadata.file_path").alias("file"))
+    # Spark's parser stops after the first value of a line, and says nothing; what follows one that
+    # ends the list itself counts for neither.
     line = F.col("value")
-    found = lines.where(line.rlike(r"\S") & ~is_one_value(line)).head()
+    one, two = (
+        F.size(F.from_json(F.concat(F.lit("["), line, F.lit(f"{more}]")), "array<string>"))
+        for more in ("", ",0")
+    )
+    is_one_value = F.coalesce((one == 1) & (two == 2), F.lit(False))
+    found = lines.where(line.rlike(r"\S") & ~is_one_value).head()
     if found is not None:
         raise OSError(f"a line of {unquote(found['file'])} is not one JSON value")
