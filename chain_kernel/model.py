@@ -170,7 +170,7 @@ class ChainHead(Struct, frozen=True, kw_only=True):
     topic: str
     partition: int
     is_published: bool = True
-    """Whether the leader publishes to the topic; otherwise it notifies those who listen."""
+    """True if the leader publishes to the topic; otherwise it notifies those who listen."""
 
 
 class FrameTerm(Struct, frozen=True, kw_only=True):

@@ -245,8 +245,11 @@ class Lease(Closable, Protocol):
     async def notify(self, term: Term, frame: bytes) -> None:
         """Notify receivers that listen on the server of the term how far the chain is.
 
-        `frame` is a heartbeat. It may be lost after this returns: no receiver is waited for. Raises
-        ConnectError, RetryError.
+        `frame` is a heartbeat. It may be lost after this returns: no receiver is waited for.
+
+        Raises:
+            ConnectError: the settings cannot lead to a connection.
+            RetryError: the server of the term is not reached.
         """
         ...
 
@@ -389,7 +392,7 @@ class FrameSource(Closable, Protocol):
 
     @property
     def has_rows(self) -> bool:
-        """Whether frames bring rows. Where they do not, each one that shows new rows makes the
+        """True if frames bring rows. Where they do not, each one that shows new rows makes the
         receiver read them from the database.
         """
         ...

@@ -48,7 +48,7 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     passwords: dict[str, str]
     """Role -> password, the superuser's among them."""
     has_kafka: bool = True
-    """Whether Kafka was ever wanted; if not, no command starts or shows it."""
+    """True if Kafka was ever wanted; if not, no command starts or shows it."""
     postgres: ProcessIdentity | None = None
     """The process last started; only the system shows whether it still runs."""
     kafka: ProcessIdentity | None = None

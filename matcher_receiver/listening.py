@@ -103,7 +103,7 @@ class OptionalFrames:
 
     @property
     def has_rows(self) -> bool:
-        """Whether frames bring rows; see `chain_kernel.ports.FrameSource.has_rows`."""
+        """True if frames bring rows."""
         return self._frames.has_rows
 
     async def start(self) -> None:

@@ -37,7 +37,7 @@ class BadLink:
 
     @property
     def has_rows(self) -> bool:
-        """Whether frames of the source bring rows."""
+        """True if frames of the source bring rows."""
         return self._source.has_rows
 
     async def start(self) -> None:

@@ -24,14 +24,12 @@ from chainctl.options import Command, uses_settings
 from chainctl.output import Stopwatch, data, talk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from chainctl.settings import Settings
 
 ORDERS: Final = 1_000
 BEFORE_THE_KILL: Final = 600
 LOST: Final = 400
-"""Which line of the journal is taken out, for `verify` to name."""
+"""The line of the journal that is taken out, for `verify` to name."""
 SEED: Final = 7
 DEADLINE_SECONDS: Final = 60.0
 """For the receiver that is killed: until it has written the orders of before."""
@@ -144,17 +142,7 @@ class _Steps:
         Raises OrderchainError for another exit code.
         """
         self.show(f"$ chainctl {shlex.join(words)}")
-        done = self._run(words)
-        sys.stdout.write(done.stdout)
-        sys.stdout.flush()
-        if done.returncode != exit_code:
-            raise OrderchainError(
-                f"`chainctl {shlex.join(words)}` ended with {done.returncode}, not {exit_code}"
-            )
-        return done.stdout
-
-    def _run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        done = subprocess.run(
             [*CHAINCTL, *words],
             cwd=self.folder,
             env=self.environment,
@@ -163,6 +151,13 @@ class _Steps:
             text=True,
             check=False,
         )
+        sys.stdout.write(done.stdout)
+        sys.stdout.flush()
+        if done.returncode != exit_code:
+            raise OrderchainError(
+                f"`chainctl {shlex.join(words)}` ended with {done.returncode}, not {exit_code}"
+            )
+        return done.stdout
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Begin a command that goes on, and show it."""

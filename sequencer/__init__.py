@@ -45,7 +45,7 @@ _OF_KAFKA = {
     "check_intake_topic": "sequencer.intake.reader",
     "refused_topics": "sequencer.intake.reader",
 }
-"""What needs a client of Kafka, which a chain without a broker does not."""
+"""Names that need a client of Kafka, which a chain without a broker does not have."""
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
 

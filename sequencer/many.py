@@ -63,7 +63,11 @@ class SharedConnections(ClosedAtExit):
     def __init__(
         self, configs: Sequence[SequencerConfig], connections: int = COMMIT_CONNECTIONS
     ) -> None:
-        """Raises SettingError where `configs` cannot share `connections` for commits."""
+        """Share `connections` for commits, and two more.
+
+        Raises:
+            SettingError: the configs have more than one database, or other deadlines for it.
+        """
         first = _checked(configs, connections)
         self._clock = SystemClock()
         self._chains = len(configs)

@@ -32,7 +32,7 @@ _RETRY_SECONDS_MAX: Final = 5.0
 
 
 class Notifier:
-    """Does for a chain without broker what `Publisher` does with one: says how far the chain is.
+    """Announces the head of a chain without broker, in the place of a `Publisher`.
 
     A notification is the frame of a heartbeat. It comes after the commit, never inside it: the
     server serializes the commits of all transactions that notify. There is no queue, since only the
@@ -69,12 +69,12 @@ class Notifier:
         """The head: all that is committed can be read, notified or not."""
         self._head_seal = term.last_seal
         self.refusal = ""
-        """Why the last notification failed; empty when it did not."""
+        """The reason why the last notification failed; empty when it did not."""
         self.timing = Timing()
 
     @property
     def away_seconds(self) -> float:
-        """How long no notification has succeeded; 0 when they do."""
+        """Time for which no notification has succeeded; 0 when they do."""
         if self._unanswered_since_ns is None:
             return 0.0
         return (self._clock.monotonic_ns() - self._unanswered_since_ns) / 1e9

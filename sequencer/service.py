@@ -129,8 +129,20 @@ class Sequencer:
         random: Random | None = None,
         turns: asyncio.Semaphore | None = None,
     ) -> None:
-        """`sink`: None for a chain without broker; `turns`: how many sequencers of this process may
-        take over at once; by default each. Raises SettingError where `config` needs a broker.
+        """Lead with these parts, which are closed at the end.
+
+        Args:
+            config: the chain, and how it is led.
+            store: commits, and what is read back.
+            keys: the keys of the chain.
+            lease: the sign of life.
+            sink: frames; None for a chain without broker.
+            clock: the time.
+            random: for simulations.
+            turns: how many sequencers of this process may take over at once; None: each.
+
+        Raises:
+            SettingError: `config` refuses orders without a broker, and there is none.
         """
         if sink is None and config.when_kafka_is_away == "refuse":
             raise SettingError("when_kafka_is_away", "refuse", "continue: there is no `kafka`")
@@ -180,8 +192,15 @@ class Sequencer:
         self._started = asyncio.Event()  # or failed to
 
     async def __aenter__(self) -> Self:
-        """Take over and start, once. Raises as `Leadership.acquire`, and what ends a leader;
-        StoppedError if it was entered before.
+        """Take over and start, once.
+
+        Raises:
+            ChainLed: another process leads, and this one is no standby.
+            ChainMissing: the database has no such chain.
+            ConnectError: the settings cannot lead to a connection.
+            RetryError: the database was away for too long.
+            StoppedError: it was entered before.
+            OrderchainError: another of the errors that end a leader.
         """
         if self._is_entered:
             raise StoppedError(f"chain {self._config.chain_id}: this sequencer was entered before")

@@ -365,8 +365,10 @@ class DatabaseConfig(
         """Return it for a login that writes: of one host, that means the primary there.
 
         Its files are not read again: one may be away for a moment, and later that is an outage.
-        Raises SettingError for several hosts of which any may be chosen, and where a standby is
-        wanted: one that answers may lag, and what is read there is not what was committed.
+
+        Raises:
+            SettingError: there are several hosts of which any may be chosen, or a standby is
+                wanted: one that answers may lag, and what is read there is not what was committed.
         """
         if self.wants_primary:
             return self
@@ -384,8 +386,10 @@ class DatabaseConfig(
     def for_elsewhere(self) -> Self:
         """Return it for another machine: with its login and password, if all hosts have the same.
 
-        Its other files must be there at the same paths. Raises SettingError for a passfile that
-        cannot be used any more.
+        Its other files must be there at the same paths.
+
+        Raises:
+            SettingError: the passfile cannot be used any more.
         """
         passwords = {self.read_password(*address) for address in self.addresses}
         same = {"password": passwords.pop(), "passfile": ""} if len(passwords) == 1 else {}

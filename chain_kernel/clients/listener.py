@@ -1,9 +1,9 @@
-"""One connection that listens, for all of a process that listen to one database."""
+"""Listening to PostgreSQL's notifications: one connection for all of a process and database."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from chain_kernel.clients.session import ClosedAtExit, Session
@@ -23,7 +23,7 @@ broke without a word delivers nothing, too."""
 
 
 class _Line:
-    """A session, and who listens on it to which channel."""
+    """A session that listens, and the listeners of each channel."""
 
     def __init__(self, config: SessionConfig) -> None:
         self.session = Session(config, prepare=self._begin)
@@ -39,7 +39,7 @@ class _Line:
         loop = asyncio.get_running_loop()
         if loop.time() - self._checked_at >= _CHECK_SECONDS:
             self._checked_at = loop.time()
-            await self.session.run(_ask)
+            await self.session.run(lambda connection: connection.execute("SELECT 1"))
 
     async def _begin(self, connection: Connection) -> None:
         for channel, hears in self.hears.items():
@@ -53,10 +53,6 @@ class _Line:
     def _hear(self, _: Connection, __: int, channel: str, text: str) -> None:
         for hear in self.hears.get(channel, ()):
             hear(text)
-
-
-async def _ask(connection: Connection) -> Any:  # noqa: ANN401 - nothing is used of it
-    return await connection.execute("SELECT 1")
 
 
 _OPEN: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Line]]] = (

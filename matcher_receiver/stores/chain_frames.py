@@ -51,7 +51,7 @@ class ChainFrames:
 
     @property
     def has_rows(self) -> bool:
-        """Whether frames bring rows."""
+        """True if frames bring rows."""
         return self._frames is not None and self._frames.has_rows
 
     async def start(self) -> None:

@@ -54,10 +54,11 @@ class FileIntake:
             with FileIntake("orders.csv.gz", FileOptions(key_column="order_id")) as intake:
                 stats = await intake.run(sequencer)
 
-    Raises InputError, with the line, for a row that cannot be read, or whose key is refused: the
-    rows before it are in the chain then, and none after it. Also for a file that has no rows, whose
-    form is unknown, whose beginning is not what was taken before, or whose name was taken in
-    another folder.
+    Raises:
+        InputError: a row cannot be read, or its key is refused; it names the line. The rows before
+            it are in the chain then, and none after it. Also for a file that has no rows, whose
+            form is unknown, whose beginning is not what was taken before, or whose name was taken
+            in another folder.
     """
 
     def __init__(

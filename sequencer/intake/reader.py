@@ -65,7 +65,11 @@ async def refused_topics(configs: Sequence[TopicIntakeConfig]) -> dict[str, Topi
 
     `configs` are of the same brokers. A broker that has just started, or a topic that was just
     made, is not known at once: a topic that is missing beside others is asked for again for a
-    while, and is refused if it is not found by then. Raises ConnectError and RetryError.
+    while, and is refused if it is not found by then.
+
+    Raises:
+        ConnectError: the settings cannot lead to a connection.
+        RetryError: the broker does not answer.
     """
     names = [config.topic for config in configs]
     found = await _described(configs[0], names)
