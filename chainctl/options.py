@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # -- an example of each command --------------------------------------------------------------------
 
 EXAMPLES: Final = {
+    "quickstart": "--folder /tmp/first",
     "demo": "--input orders.csv.xz --loss 0.3 --seed 7",
     "stack up": "--stack-dir /srv/stack",
     "stack down": "--stack-dir /srv/stack",
