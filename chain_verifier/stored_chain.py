@@ -16,7 +16,7 @@ from chain_verifier.database_facts import (
 )
 from chain_verifier.findings import Finding, Findings, Kind
 from chain_verifier.server import Reading
-from chain_verifier.sources.database import PageRange, columns_of, pages_of
+from chain_verifier.sources.database import PageRange, page_columns, pages_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,7 +147,7 @@ class StoredChain(DatabaseFacts):
         asked = PageRange(self._chain_id, at_id, until_id, until_id)
         with self._as_broken():
             for pages in pages_of(self._ask, asked):
-                yield list(zip(repeat(self._chain_id), *columns_of(pages), strict=False))
+                yield list(zip(repeat(self._chain_id), *page_columns(pages), strict=False))
 
     def notes(self) -> tuple[str, ...]:
         """Return nothing: a table has no end that could be torn."""

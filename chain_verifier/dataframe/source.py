@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from chain_verifier.sources.port import RowRange, RowSource
+    from chain_verifier.sources.columns import RangedRows, RowRange
 
 NAME: Final = "orderchain"
 
-_SOURCES: Final[Mapping[str, Callable[[ChainOptions], RowSource]]] = {
+_SOURCES: Final[Mapping[str, Callable[[ChainOptions], RangedRows]]] = {
     "database": DatabaseRows,
     "topic": TopicRows,
     "archive": ArchiveRows,

@@ -12,7 +12,7 @@ from chain_verifier.archive.manifest import ArchivePart, chain_folder, held_mani
 from chain_verifier.archive.part_files import batches_of
 from chain_verifier.places import place_of
 from chain_verifier.sources.bounded_parquet import checked_batches, open_parquet
-from chain_verifier.sources.columns import batch_facts, rows_of, within
+from chain_verifier.sources.columns import batch_facts, frame_rows, within
 from chain_verifier.sources.content import EVENT
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class PartRange(Struct, frozen=True):
 
 
 class ArchiveRows:
-    """The rows of an archive, by its manifests. Implements `RowSource`."""
+    """The rows of an archive, by its manifests. Implements `RangedRows`."""
 
     def __init__(self, options: ChainOptions) -> None:
         self._options = options
@@ -76,5 +76,5 @@ class ArchiveRows:
             with open_parquet(path) as file:
                 for found in checked_batches(path, file, EVENT):
                     facts = batch_facts(np.asarray(found.column("id")), ends, epochs)
-                    rows = rows_of(asked.chain_id, found.columns, *facts)
+                    rows = frame_rows(asked.chain_id, found.columns, *facts)
                     yield within(rows, asked.after_id, asked.until_id)

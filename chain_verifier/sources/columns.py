@@ -1,8 +1,8 @@
-"""The columns of a chain's rows, whatever they are read from."""
+"""The rows of chains in a frame: their columns, and the port of what they are read from."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +10,29 @@ import pyarrow as pa
 from chain_verifier.sources.content import EVENT, EVENT_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+
+class RowRange(Protocol):
+    """Rows that are read by themselves, maybe on another machine; it can be pickled."""
+
+    @property
+    def rows(self) -> int:
+        """About how many rows it has."""
+        ...
+
+
+class RangedRows(Protocol):
+    """The rows of chains in one kind of source, up to where each ended at one time."""
+
+    def ranges(self) -> Sequence[RowRange]:
+        """Return what is read. Raises RefusedError where nothing can be read."""
+        ...
+
+    def read(self, ranges: Sequence[Any]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of some of its ranges, with the columns `SCHEMA`."""
+        ...
+
 
 SCHEMA: Final = (
     "chain_id INT, id BIGINT, pid BIGINT, key STRING, event_time TIMESTAMP, event_time_ns BIGINT, "
@@ -44,7 +66,7 @@ _ARROW: Final = pa.schema(
 )
 
 
-def content_of(
+def arrays_of(
     chain_id: int, columns: Sequence[Any], names: Sequence[str] = EVENT
 ) -> dict[str, pa.Array]:
     """Return the columns `names` of rows of a chain, and before these its number."""
@@ -56,14 +78,14 @@ def content_of(
     return arrays
 
 
-def rows_of(
+def frame_rows(
     chain_id: int,
     event: Sequence[Any],
     epochs: Any,  # noqa: ANN401 - an array
     is_end: Any,  # noqa: ANN401 - an array
 ) -> pa.RecordBatch:
     """Return the rows of a frame whose columns `EVENT` are `event`."""
-    arrays = content_of(chain_id, event)
+    arrays = arrays_of(chain_id, event)
     micros = np.floor_divide(np.asarray(arrays["event_time_ns"]), 1_000)
     arrays["event_time"] = pa.array(micros, _ARROW.field("event_time").type)
     arrays["epoch"] = pa.array(epochs, pa.int64())

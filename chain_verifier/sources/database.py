@@ -80,7 +80,7 @@ def pages_of(
         at_id = found[-1]["last_id"]
 
 
-def columns_of(pages: Sequence[Any], names: Sequence[str] = EVENT) -> list[list[Any]]:
+def page_columns(pages: Sequence[Any], names: Sequence[str] = EVENT) -> list[list[Any]]:
     """Return columns of the rows of pages; a value that a column lacks is None, as in SQL."""
     columns: list[list[Any]] = [[] for _ in names]
     for page in pages:
@@ -100,7 +100,7 @@ class Extent(NamedTuple):
 
 
 class DatabaseRows:
-    """The chains that are read, and where each of them ends now. Implements `RowSource`."""
+    """The chains that are read, and where each of them ends now. Implements `RangedRows`."""
 
     def __init__(self, options: ChainOptions) -> None:
         self._options = options
@@ -237,7 +237,7 @@ class ChainReading(Reading):
         """
         import numpy as np
 
-        from chain_verifier.sources.columns import batch_facts, rows_of, within
+        from chain_verifier.sources.columns import batch_facts, frame_rows, within
 
         number, at_id = asked.chain_id, asked.after_id
         bounds = (number, at_id, asked.until_id)
@@ -252,7 +252,7 @@ class ChainReading(Reading):
                 raise RowsArchived(number, at_id, boundary_id)
             if not pages:
                 raise RowsMissing(number, at_id, asked.until_id)
-            event = columns_of(pages)
+            event = page_columns(pages)
             facts = batch_facts(np.array(event[0], np.int64), ends, epochs)
-            yield within(rows_of(number, event, *facts), asked.after_id, asked.until_id)
+            yield within(frame_rows(number, event, *facts), asked.after_id, asked.until_id)
             at_id = pages[-1]["last_id"]

@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 
 from chain_verifier.checks.published import Bounds, place_of
 from chain_verifier.checks.topic_frames import FIRST, LATE, TopicWalk, record_of, rows_standing
-from chain_verifier.sources.columns import rows_of
+from chain_verifier.sources.columns import frame_rows
 from chain_verifier.sources.published_reader import PublishedReader, bounds_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TopicRange(Struct, frozen=True):
 
 
 class TopicRows:
-    """The rows of the chains' topics. Implements `RowSource`."""
+    """The rows of the chains' topics. Implements `RangedRows`."""
 
     def __init__(self, options: ChainOptions) -> None:
         self._options = options
@@ -72,4 +72,4 @@ class TopicRows:
             if events:
                 ends = [frame.is_batch_end and event.id == frame.last_id for event in events]
                 columns = tuple(zip(*map(astuple, events), strict=True))
-                yield rows_of(chain_id, columns, [frame.epoch] * len(events), ends)
+                yield frame_rows(chain_id, columns, [frame.epoch] * len(events), ends)

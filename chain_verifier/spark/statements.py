@@ -17,9 +17,9 @@ from msgspec import Struct
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_verifier.config import CONNECTIONS_MAX, FETCH_ROWS
 from chain_verifier.server import Reading, read_by_pieces
-from chain_verifier.sources.columns import ARROW_TYPES, content_of
+from chain_verifier.sources.columns import ARROW_TYPES, arrays_of
 from chain_verifier.sources.content import EVENT_TYPES
-from chain_verifier.sources.database import columns_of, pages_of
+from chain_verifier.sources.database import page_columns, pages_of
 from chain_verifier.spark.table import HAS_NULL
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _row_reader(
         with Reading(login.database, login.connect_seconds) as reading:
             for asked in chain.from_iterable(tasks[number] for number in numbers):
                 for pages in pages_of(reading.fetch, asked, names):
-                    arrays = content_of(asked.chain_id, columns_of(pages, names), names)
+                    arrays = arrays_of(asked.chain_id, page_columns(pages, names), names)
                     has_null = reduce(pc.or_, (array.is_null() for array in arrays.values()))
                     yield pa.RecordBatch.from_pydict({**arrays, HAS_NULL: has_null})
 

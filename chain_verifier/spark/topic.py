@@ -26,7 +26,7 @@ from chain_verifier.checks.topic_frames import (
 )
 from chain_verifier.config import CONNECTIONS_MAX
 from chain_verifier.findings import Findings, Kind, joined_findings
-from chain_verifier.sources.columns import ARROW_TYPES, content_of
+from chain_verifier.sources.columns import ARROW_TYPES, arrays_of
 from chain_verifier.sources.content import CONTENT, EVENT_TYPES
 from chain_verifier.sources.published_reader import PublishedReader, bounds_of
 from chain_verifier.spark.errors import as_broken
@@ -106,7 +106,7 @@ def rows_decoder(
                     value.as_py(), chain_id, mark, standings, is_forged=offset in forged
                 )
                 if events:
-                    arrays = content_of(chain_id, list(zip(*map(astuple, events), strict=True)))
+                    arrays = arrays_of(chain_id, list(zip(*map(astuple, events), strict=True)))
                     highest = [None if mark is None else mark.highest_before] * len(events)
                     arrays[HIGHEST] = pa.array(highest, pa.int64())
                     yield pa.RecordBatch.from_pydict(arrays)
