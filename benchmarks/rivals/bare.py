@@ -175,11 +175,11 @@ class _BareReceiver(RecordSource):
     """Decodes and counts."""
 
     async def receive(self, until_rows: int) -> None:
-        tally = self.tally
-        while tally.rows < until_rows:
+        counter = self.counter
+        while counter.rows < until_rows:
             for records in (await self.consumer.getmany(timeout_ms=1_000)).values():
                 for record in records:
-                    tally.take(decode_body(record.value))
+                    counter.take(decode_body(record.value))
 
 
 class BarePipe(Rival):
@@ -265,13 +265,13 @@ class _CommonReceiver(RecordSource):
     """Takes one record at a time."""
 
     async def receive(self, until_rows: int) -> None:
-        tally = self.tally
+        counter = self.counter
         async for record in self.consumer:
             one = _decode(record.value)
             payload = one.payload.encode()
             ids = one.sequence_id, one.previous_id
-            tally.take([Event(*ids, one.unique_id, one.created_at, payload)])
-            if tally.rows >= until_rows:
+            counter.take([Event(*ids, one.unique_id, one.created_at, payload)])
+            if counter.rows >= until_rows:
                 return
 
 

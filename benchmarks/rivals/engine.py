@@ -170,13 +170,14 @@ class _ReceiverEnd(Receiver):
 
     async def receive(self, until_rows: int) -> None:
         """Hand on runs."""
-        receiver, tally = self._receiver, self.tally
-        rows, rows_live = tally.rows, receiver.stats().rows_live
+        receiver, counter = self._receiver, self.counter
+        rows, rows_live = counter.rows, receiver.stats().rows_live
         async for run in receiver:
-            tally.take(run.events)
-            if tally.rows >= until_rows:
+            counter.take(run.events)
+            if counter.rows >= until_rows:
                 break
-        tally.notes["live_share"] = (receiver.stats().rows_live - rows_live) / (tally.rows - rows)
+        live = receiver.stats().rows_live - rows_live
+        counter.notes["live_share"] = live / (counter.rows - rows)
 
 
 async def reader_and_source(site: Site, chain_id: int) -> tuple[GapReader, KafkaSourceConfig]:

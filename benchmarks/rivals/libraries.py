@@ -25,7 +25,7 @@ from benchmarks.rivals.rival import (
     Producer,
     Receiver,
     Rival,
-    Tally,
+    RowCounter,
     bodies,
     decode_body,
     decode_event,
@@ -122,17 +122,17 @@ class _EventReceiver(Receiver):
         return (decode_event(value),)
 
     async def receive(self, until_rows: int) -> None:
-        tally, events, consume = self.tally, self.events, self._consumer.consume
-        while tally.rows < until_rows:
+        counter, events, consume = self.counter, self.events, self._consumer.consume
+        while counter.rows < until_rows:
             for message in consume(_RECORDS_MAX, 0.01):
-                tally.take(events(_value(message)))
+                counter.take(events(_value(message)))
 
     def reread(self, until_rows: int) -> None:
         """Take what a later reader would find, up to a long silence. Raises NotWhole for more."""
         deadline = time.monotonic() + _SILENCE_SECONDS
-        while self.tally.rows < until_rows and time.monotonic() < deadline:
+        while self.counter.rows < until_rows and time.monotonic() < deadline:
             for message in self._consumer.consume(_RECORDS_MAX, _POLL_SECONDS):
-                self.tally.take(self.events(_value(message)))
+                self.counter.take(self.events(_value(message)))
                 deadline = time.monotonic() + _SILENCE_SECONDS
         if any(_value(message) for message in self._consumer.consume(1, 0.2)):
             raise NotWhole("the topic holds more than was sent")
@@ -155,10 +155,10 @@ class KafkaTransactionsEvents(Rival):
 
     async def stored(self, venue: Venue) -> int:
         """Reread the topic from its beginning."""
-        tally = Tally()
-        async with self.receiver(venue, tally) as receiver:
+        counter = RowCounter()
+        async with self.receiver(venue, counter) as receiver:
             await asyncio.to_thread(receiver.reread, venue.load.all_orders)
-        return tally.rows
+        return counter.rows
 
 
 class KafkaTransactionsFrames(KafkaTransactionsEvents):
@@ -230,13 +230,13 @@ class _SelectingReceiver(Receiver):
         self.callback(datastore.close)
 
     async def receive(self, until_rows: int) -> None:
-        tally, select = self.tally, self._recorder.select_notifications
-        while tally.rows < until_rows:
+        counter, select = self.counter, self._recorder.select_notifications
+        while counter.rows < until_rows:
             page = select(self._position + 1, _NOTIFICATIONS_MAX)
             if not page:
                 time.sleep(_IDLE_SECONDS)  # noqa: ASYNC251 - the library blocks as well
                 continue
-            tally.take([decode_event(notification.state) for notification in page])
+            counter.take([decode_event(notification.state) for notification in page])
             self._position = page[-1].id
 
 

@@ -150,14 +150,14 @@ class Producer(Openable):
 class Receiver(Openable):
     """The receiving end; once entered, it misses no order that is sent."""
 
-    def __init__(self, venue: Venue, tally: Tally) -> None:
+    def __init__(self, venue: Venue, counter: RowCounter) -> None:
         super().__init__()
         self.venue = venue
-        self.tally = tally
+        self.counter = counter
 
     @abstractmethod
     async def receive(self, until_rows: int) -> None:
-        """Hand orders to the tally until it counts `until_rows`."""
+        """Hand orders to the counter until it counts `until_rows`."""
 
 
 def linked(orders: Sequence[Order], first_id: int = 1) -> list[Event]:
@@ -168,7 +168,7 @@ def linked(orders: Sequence[Order], first_id: int = 1) -> list[Event]:
     ]
 
 
-class Tally:
+class RowCounter:
     """Counts what was handed on, as the service that a receiver feeds would take it."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.host import ServerLoad
 from benchmarks.load import Arm, Figures, Line, Load, Venue  # noqa: TC001 - `serve` reads it
 from benchmarks.processes import RunFailed, call, next_line, resident_mib, say, serve, stand_ready
-from benchmarks.rivals.rival import NotWhole, Tally, prepared, require_stored, rival_of
+from benchmarks.rivals.rival import NotWhole, RowCounter, prepared, require_stored, rival_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,8 +129,8 @@ async def produce(venue: Venue) -> dict[str, Any]:
 async def receive(venue: Venue) -> dict[str, Any]:
     """Receive the warm-up, then the rest, and return when the last order was handed on."""
     load = venue.load
-    tally = Tally()
-    async with rival_of(load.rival).receiver(venue, tally) as receiver:
+    counter = RowCounter()
+    async with rival_of(load.rival).receiver(venue, counter) as receiver:
         say(b"listening")
         await receiver.receive(load.untimed_orders)
         stand_ready(b"ready")
@@ -139,10 +139,10 @@ async def receive(venue: Venue) -> dict[str, Any]:
         ended_ns, cpu = time.monotonic_ns(), time.process_time() - cpu
     return {
         "ended_ns": ended_ns,
-        "rows": tally.rows,
+        "rows": counter.rows,
         "cpu_seconds": cpu,
         "memory_mib": resident_mib(),
-        "notes": tally.notes,
+        "notes": counter.notes,
     }
 
 

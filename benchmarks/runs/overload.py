@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.load import Figures, Venue  # noqa: TC001 - `serve` reads it
 from benchmarks.processes import call, next_line, resident_mib, serve, stand_ready
 from benchmarks.rivals.engine import published, sequencer_of, stored_rows
-from benchmarks.rivals.rival import NotWhole, Tally, prepared, rival_of
+from benchmarks.rivals.rival import NotWhole, RowCounter, prepared, rival_of
 from benchmarks.runs.schedule import Job, Pacing
 from benchmarks.spreads import histogram_of
 from chain_kernel.errors import Busy
@@ -130,17 +130,17 @@ def _histogram(calls: list[tuple[float, int]]) -> str:
 
 async def receive(venue: Venue) -> dict[str, Any]:
     """Receive until all are handed on that a line on stdin says."""
-    tally = Tally()
-    async with rival_of(venue.load.rival).receiver(venue, tally) as receiver:
+    counter = RowCounter()
+    async with rival_of(venue.load.rival).receiver(venue, counter) as receiver:
         stand_ready(b"listening")
         receiving = asyncio.create_task(receiver.receive(_NO_END))
         expected = int(await next_line())
-        while tally.rows < expected and not receiving.done():  # noqa: ASYNC110 - polled for a while
+        while counter.rows < expected and not receiving.done():  # noqa: ASYNC110 - polled for a while
             await asyncio.sleep(_LOOK_SECONDS)
         receiving.cancel()
         with suppress(asyncio.CancelledError):
             await receiving
-    return {"rows": tally.rows}
+    return {"rows": counter.rows}
 
 
 if __name__ == "__main__":

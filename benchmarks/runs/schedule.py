@@ -23,7 +23,7 @@ from benchmarks.host import ServerLoad
 from benchmarks.load import Figures, Load, Venue
 from benchmarks.processes import call, serve, stand_ready
 from benchmarks.rivals.engine import NO_BROKER, published, sequencer_of
-from benchmarks.rivals.rival import NotWhole, Tally, prepared, require_stored, rival_of
+from benchmarks.rivals.rival import NotWhole, RowCounter, prepared, require_stored, rival_of
 from benchmarks.spreads import histogram_of
 from benchmarks.waits import Schedule, spread_out
 from chain_kernel.errors import QueueFull
@@ -148,16 +148,16 @@ async def send(venue: Venue, job: Job) -> dict[str, Any]:
 
 async def receive(venue: Venue) -> dict[str, Any]:
     """Receive all orders. `samples` are times, each with the orders handed on by then."""
-    tally = _TimedTally()
-    async with rival_of(venue.load.rival).receiver(venue, tally) as receiver:
+    counter = _TimedCounter()
+    async with rival_of(venue.load.rival).receiver(venue, counter) as receiver:
         stand_ready(b"listening")
         cpu = time.process_time()
         await receiver.receive(venue.load.all_orders)
         cpu = time.process_time() - cpu
-    return {"cpu_seconds": cpu, "samples": tally.samples}
+    return {"cpu_seconds": cpu, "samples": counter.samples}
 
 
-class _TimedTally(Tally):
+class _TimedCounter(RowCounter):
     """Notes when orders were handed on, too."""
 
     def __init__(self) -> None:

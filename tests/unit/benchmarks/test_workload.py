@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from benchmarks.load import KeyKind, Load
-from benchmarks.rivals.rival import NotWhole, Tally, bodies, decode_body, linked
+from benchmarks.rivals.rival import NotWhole, RowCounter, bodies, decode_body, linked
 from sequencer import Order
 
 
@@ -28,12 +28,12 @@ def test_keys_of_a_kind_are_all_different_and_the_same_again(kind: KeyKind) -> N
 
 
 def test_tally_with_an_order_that_does_not_follow_refuses_it() -> None:
-    events, tally = linked(orders_of(10)), Tally()
-    tally.take(events[:4])
+    events, counter = linked(orders_of(10)), RowCounter()
+    counter.take(events[:4])
     with pytest.raises(NotWhole, match="order 6 follows 4"):
-        tally.take(events[5:])
-    tally.take(events[4:])
-    assert tally.rows == 10
+        counter.take(events[5:])
+    counter.take(events[4:])
+    assert counter.rows == 10
 
 
 def test_bodies_of_a_batch_too_large_for_a_record_hold_all_of_it_in_order() -> None:
