@@ -6,19 +6,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from chain_kernel.errors import SettingError
 from chain_kernel.text import named_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Awaitable, Iterator
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-async def uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
+async def uninterrupted(work: Awaitable[_T]) -> _T:
     """Run `work` to its end, however often the caller is cancelled meanwhile; then raise that.
 
     Use it for work that must not stop half-way, and has deadlines of its own. A shielded child in a

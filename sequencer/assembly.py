@@ -73,11 +73,19 @@ class Assembly:
         if places is None:
             self.intake = [entry.intake for entry in entries if entry.intake is not None]
         else:
-            self.intake = [
-                _with_rejects(entry, entry.intake, found)
-                for entry, found in zip(entries, places, strict=True)
-                if entry.intake is not None
-            ]
+            self.intake = []
+            for entry, found in zip(entries, places, strict=True):
+                if (mark := entry.intake) is None:
+                    continue
+                if entry.positions is not None:
+                    placed = zip(entry.positions, entry.orders, found, strict=True)
+                    rejects = tuple(
+                        reject_of(position, order.key, place)
+                        for position, order, place in placed
+                        if isinstance(place, OrderError)
+                    )
+                    mark = replace(mark, rejects=mark.rejects + rejects) if rejects else mark
+                self.intake.append(mark)
         self.batch: Batch | None = None
         self.core: SequencerCore | None = None
         self.pending: PendingCommit | None = None
@@ -135,17 +143,6 @@ class Assembly:
         """Answer every caller that has no answer yet with `error`."""
         for entry in self.entries:
             entry.fail(error)
-
-
-def _with_rejects(entry: Entry, mark: IntakeMark, places: Sequence[Resolution]) -> IntakeMark:
-    if entry.positions is None:
-        return mark
-    rejects = tuple(
-        reject_of(position, order.key, place)
-        for position, order, place in zip(entry.positions, entry.orders, places, strict=True)
-        if isinstance(place, OrderError)
-    )
-    return replace(mark, rejects=mark.rejects + rejects) if rejects else mark
 
 
 class Assembler:

@@ -210,7 +210,10 @@ class Committer:
             if not (self._ahead or self._failure or batcher.has_full_batch()):
                 # A caller that was answered just now makes its next call some turns later.
                 batcher.when_full = partial(self._work_beside, current, batcher)
-            await self._naming_successor(self._commit_until_known(current))
+            try:
+                await self._commit_until_known(current)
+            except Fenced as error:
+                raise await self._named(error) from error.__cause__
         except BaseException as error:
             self._finish()
             if self._tracing is not None and current.batch is not None:
@@ -333,19 +336,12 @@ class Committer:
         duration_ns = self._clock.monotonic_ns() - assembly.began_ns
         return tracing.committed(batch, ended_ns - duration_ns, ended_ns, error)
 
-    async def _naming_successor(self, commit: Awaitable[None]) -> None:
-        """Wait for `commit`; where it was fenced, look who has taken the chain over, if anybody."""
-        try:
-            await commit
-        except Fenced as error:
-            raise await self._named(error) from error.__cause__
-
     async def _named(self, error: Fenced) -> Fenced:
         """Return `error` with who has taken the chain over, if anybody can say."""
         with suppress(RetryError, ConnectError, TimeoutError):
             async with asyncio.timeout(_FENCED_LOOK_SECONDS):
-                sight = await self._store.look()
-                return error.named_by(sight.epoch, sight.owner)
+                state = await self._store.look()
+                return error.named_by(state.epoch, state.owner)
         return error
 
     async def _send(self, assembly: Assembly) -> None:

@@ -69,18 +69,18 @@ class LeaseWatch:
         """True if the counter was seen to move within a term: a leader is alive. A take-over moves
         it, too, and may come from a process that has ended since, such as our own last life."""
 
-    def may_take_over(self, sight: LeaseState, now_ns: int, late_ns: int = 0) -> bool:
+    def may_take_over(self, state: LeaseState, now_ns: int, late_ns: int = 0) -> bool:
         """Return whether the chain may be taken over, given what was seen at `now_ns`.
 
         `late_ns` is how late our own loop was meanwhile: a machine that starves us may starve the
         leader.
         """
-        if sight.released or sight.is_ours:
+        if state.released or state.is_ours:
             return True
         since_last_ns, self._looked_ns = now_ns - self._looked_ns - late_ns, now_ns
-        if sight != self._seen:
-            self.is_led = self._seen is not None and sight.epoch == self._seen.epoch
-            self._seen, self._silent_ns = sight, 0
+        if state != self._seen:
+            self.is_led = self._seen is not None and state.epoch == self._seen.epoch
+            self._seen, self._silent_ns = state, 0
             return False
         # Bounded, not left out: a standby that reaches the database only now and then takes over.
         self._silent_ns += min(since_last_ns, self._lease_ns // _GAPS_PER_LEASE)
@@ -237,19 +237,19 @@ class Leadership:
         has_looked = False
         while True:
             try:
-                sight = await self._store.look()
+                state = await self._store.look()
                 self._outage.log()
                 if not has_looked:
-                    await self._check_broker(sight)
+                    await self._check_broker(state)
                 has_looked = True
-                if watch.may_take_over(sight, self._clock.monotonic_ns(), self._late_ns):
+                if watch.may_take_over(state, self._clock.monotonic_ns(), self._late_ns):
                     async with AsyncExitStack() as ours:
                         await ours.enter_async_context(self._turns)
-                        term = self._begin(await self._store.take_over(self._config.owner, sight))
+                        term = self._begin(await self._store.take_over(self._config.owner, state))
                         turn.push_async_exit(ours.pop_all())
                         return term
                 if watch.is_led and not self._config.standby:
-                    raise ChainLed(self._config.chain_id, sight.owner)
+                    raise ChainLed(self._config.chain_id, state.owner)
             except Fenced:
                 # Another process was faster, or the leader has just renewed its lease: look again.
                 _log.info("chain %d: another process was faster", self._config.chain_id)
@@ -267,16 +267,16 @@ class Leadership:
             pause = min(self._tuning.lease_seconds / _LOOKS_PER_LEASE, _LOOK_SECONDS_MAX)
             await self._sleep(pause)
 
-    async def _check_broker(self, sight: LeaseState) -> None:
+    async def _check_broker(self, state: LeaseState) -> None:
         """Raise what the sink does if the first leader of a chain would have no broker, or topic.
 
         A chain that was led before goes on without them: its leader has gone on without them, too,
         and a new one that needed them would fence it, and end.
         """
         is_required = self._tuning.kafka_at_start == "required"
-        if self._sink is not None and sight.epoch == 0 and is_required:
+        if self._sink is not None and state.epoch == 0 and is_required:
             try:
-                await self._sink.start(sight.topic, sight.partition)
+                await self._sink.start(state.topic, state.partition)
             except (ConnectError, RetryError, TopicError):
                 # That took its time: another process may be the first leader by now.
                 if (await self._store.look()).epoch == 0:

@@ -179,20 +179,16 @@ async def open_sequencers(
                         await sequencer.until_leading()
             yield sequencers
         finally:
-            await uninterrupted(_end(holding))
+            # Side by side: what was accepted is committed, and handed over.
+            for task in holding:
+                task.cancel()
+            await uninterrupted(asyncio.gather(*holding, return_exceptions=True))
 
 
 async def _hold(sequencer: Sequencer) -> None:
     """Lead until cancelled, or until the chain is led no longer."""
     async with sequencer:
         await sequencer.until_stopped()
-
-
-async def _end(holding: list[asyncio.Task[None]]) -> None:
-    """Leave each chain, side by side: what was accepted is committed, and handed over."""
-    for task in holding:
-        task.cancel()
-    await asyncio.gather(*holding, return_exceptions=True)
 
 
 def _checked(configs: Sequence[SequencerConfig], connections: int) -> SequencerConfig:

@@ -334,17 +334,17 @@ class PostgresChainStore:
         self._term = self._session = None  # nothing may be done under it from here on
         if not self._is_shared:  # else it may be in use, or another chain has just opened it
             await self.line.close()
-        sight = await self.look()
-        seen = sight if sight.is_ours else held
+        state = await self.look()
+        seen = state if state.is_ours else held
         while True:
             try:
                 return await self._raise_epoch(owner, seen.epoch, seen.nonce, None)
             except Fenced as error:
                 # An earlier try of ours may have landed since we looked.
-                sight = await self.look()
-                if not sight.is_ours or sight.nonce == seen.nonce:
-                    raise error.named_by(sight.epoch, sight.owner) from None
-                seen = sight
+                state = await self.look()
+                if not state.is_ours or state.nonce == seen.nonce:
+                    raise error.named_by(state.epoch, state.owner) from None
+                seen = state
 
     @property
     def session(self) -> LeaderSession:
