@@ -5,7 +5,6 @@ A journal is JSON Lines, in the order in which the rows were handed on: each kee
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,13 +17,12 @@ from chain_verifier.places import is_url, open_to_read, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import BinaryIO
 
     from chain_verifier.config import JournalSource
     from chain_verifier.sources.content import Row
 
-PAGE_ROWS: Final = 10_000
-"""Rows held at a time. A page of the largest usual rows (1 kB) is 10 MB."""
+_PAGE_BYTES: Final = 2 * 2**20
+"""Bytes of lines that are held at a time, and one line: 10,000 usual rows."""
 
 _RANGE_BYTES: Final = 32 * 2**20
 """Bytes of a range: a second of work."""
@@ -88,21 +86,24 @@ class JournalRows:
                 if at:
                     file.seek(at - 1)
                     at += len(file.readline(LINE_BYTES_MAX)) - 1
-                lines = self._lines_after(file, at, asked.end)
-                while page := list(islice(lines, PAGE_ROWS)):
+                page: list[bytes] = []
+                held = 0
+                while at < asked.end:
+                    line = file.readline(min(self._bytes - at, LINE_BYTES_MAX))
+                    if not line:
+                        raise SourceBroken(self.name, "it became shorter while it was read")
+                    at += len(line)
+                    if at == self._bytes and self._is_torn:
+                        break
+                    page.append(line)
+                    held += len(line)
+                    if held > _PAGE_BYTES:
+                        yield page
+                        page, held = [], 0
+                if page:
                     yield page
         except OSError as error:
             raise SourceBroken(self.name, str(error.strerror or error)) from error
-
-    def _lines_after(self, file: BinaryIO, at: int, end: int) -> Iterator[bytes]:
-        while at < end:
-            line = file.readline(min(self._bytes - at, LINE_BYTES_MAX))
-            if not line:
-                raise SourceBroken(self.name, "it became shorter while it was read")
-            at += len(line)
-            if at == self._bytes and self._is_torn:
-                return
-            yield line
 
     def notes(self) -> tuple[str, ...]:
         """Report an incomplete last line, which a crash or a running receiver may leave."""
