@@ -8,6 +8,8 @@ from itertools import takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from msgspec import structs
+
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.session import ClosedAtExit, SessionConfig
 from chain_kernel.clients.shared_session import SharedSession
@@ -64,7 +66,7 @@ class GapReader(ClosedAtExit):
     """Implements GapSource of `chain_kernel.ports` over PostgreSQL.
 
     The role `gap_reader` is enough. One fill at a time; used from one event loop. It connects when
-    something is read, and disconnects soon after; readers of one chain and process share that
+    something is read, and disconnects soon after; readers of one process share that
     connection.
     """
 
@@ -82,7 +84,11 @@ class GapReader(ClosedAtExit):
             linger_seconds=config.linger_seconds,
             busy_seconds=config.busy_seconds,
         )
-        self._connection = SharedSession(session, config)
+        # Whatever chain, and however much it reads at once: hundreds of chains of a process would
+        # else hold as many of the role's few connections while their orders are notified.
+        self._connection = SharedSession(
+            session, structs.replace(config, chain_id=1, page_rows=1, page_bytes=1)
+        )
 
     async def close(self) -> None:
         """Close; never raises, never waits beyond `close_seconds`."""

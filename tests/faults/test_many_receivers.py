@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from local_stack import KafkaServer, PostgresServer
@@ -50,7 +51,11 @@ async def receiving(configs: list[ReceiverConfig]) -> AsyncIterator[asyncio.subp
 class Crowd:
     """All receivers, and the connections that they hold."""
 
-    def __init__(self, chain: Chain, processes: list[asyncio.subprocess.Process]) -> None:
+    def __init__(
+        self, chain: Chain, processes: list[asyncio.subprocess.Process], reading: int
+    ) -> None:
+        """`reading`: connections that each process may hold to read, or to listen."""
+        self._reading_max = reading * len(processes)
         self._chain = chain
         self._processes = processes
         self.taken: dict[str, Taken] = {}
@@ -70,12 +75,15 @@ class Crowd:
             return await asyncio.gather(*(stdout_of(each).readline() for each in self._processes))
 
     async def until_idle(self) -> None:
-        """Wait until no place holds a connection, and each process at most one to read."""
+        """Wait until no place holds a connection, and each process few to read."""
         async with deadline():
             while True:
                 found = await self._chain.fetch(_COUNT, [GAP_READER, RECEIVER_WRITER])
                 count = {row["usename"]: row["count"] for row in found}
-                if count.get(RECEIVER_WRITER, 0) == 0 and count.get(GAP_READER, 0) <= PROCESSES:
+                if (
+                    count.get(RECEIVER_WRITER, 0) == 0
+                    and count.get(GAP_READER, 0) <= self._reading_max
+                ):
                     return
                 await asyncio.sleep(0.2)
 
@@ -85,6 +93,7 @@ async def submit(sequencer: Sequencer, number: int) -> int:
     return acks[-1].id
 
 
+@pytest.mark.parametrize("has_broker", [True, False], ids=["with broker", "no broker"])
 @pytest.mark.parametrize(
     "count",
     [
@@ -94,7 +103,7 @@ async def submit(sequencer: Sequencer, number: int) -> int:
 )
 async def test_receivers_of_one_chain_start_at_once_and_outlive_broker_and_database(
     chain_on_breakable_servers: MakeChain, postgres_to_break: PostgresServer,
-    database_to_break: str, kafka_to_break: KafkaServer, count: int,
+    database_to_break: str, kafka_to_break: KafkaServer, count: int, *, has_broker: bool,
 ) -> None:  # fmt: skip
     chain = await chain_on_breakable_servers(commit_seconds=10.0, lease_seconds=20.0)
     configs = [
@@ -103,19 +112,20 @@ async def test_receivers_of_one_chain_start_at_once_and_outlive_broker_and_datab
             name=f"receiver-{number}",
             database=postgres_to_break.dsn(RECEIVER_WRITER, database_to_break),
             gap_databases=(postgres_to_break.dsn(GAP_READER, database_to_break),),
-            kafka=kafka_to_break.bootstrap,
+            kafka=kafka_to_break.bootstrap if has_broker else None,
         )
         for number in range(count)
     ]
     async with AsyncExitStack() as stack:
-        sequencer = await stack.enter_async_context(open_sequencer(chain.config))
+        config = chain.config if has_broker else replace(chain.config, kafka=None)
+        sequencer = await stack.enter_async_context(open_sequencer(config))
         first = await submit(sequencer, 0)
         began = time.monotonic()
         processes = [
             await stack.enter_async_context(receiving(configs[number::PROCESSES]))
             for number in range(PROCESSES)
         ]
-        crowd = Crowd(chain, processes)
+        crowd = Crowd(chain, processes, reading=1 if has_broker else 2)
         await crowd.until_started()
         print(f"{count} receivers started in {time.monotonic() - began:.1f} s")  # noqa: T201
         await crowd.until_delivered(first)
