@@ -70,7 +70,7 @@ BEGIN
     -- A stampede of receivers must never take the connections that the sequencer needs. What a DBA
     -- has set stays: roles belong to the server, and another database may have been first.
     IF (SELECT rolconnlimit FROM pg_roles WHERE rolname = 'gap_reader') = -1 THEN
-        ALTER ROLE gap_reader CONNECTION LIMIT 16;
+        ALTER ROLE gap_reader CONNECTION LIMIT 32;
     END IF;
     IF (SELECT rolconnlimit FROM pg_roles WHERE rolname = 'receiver_writer') = -1 THEN
         ALTER ROLE receiver_writer CONNECTION LIMIT 32;

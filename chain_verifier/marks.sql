@@ -1,5 +1,8 @@
 -- standing: the ends of a chain, how wide its partitions are, and its last verified mark
-SELECT v.version, v.upgrade_to, v.database_id, h.last_id AS head, h.published_id, h.partition_ids,
+SELECT v.version, v.upgrade_to, v.database_id, h.last_id AS head,
+       -- Without a broker nothing is still to be published.
+       CASE WHEN h.is_published THEN h.published_id ELSE h.last_id END AS published_id,
+       h.partition_ids,
        coalesce(b.last_id, 0) AS boundary_id, b.seal AS boundary_seal,
        m.until_id, m.verified_by, m.verified_at
   FROM public.schema_version v

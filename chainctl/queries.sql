@@ -109,15 +109,18 @@ SELECT head.chain_id AS chain, head.epoch, nullif(head.owner, '') AS leader,
        (SELECT activity.pid FROM pg_stat_activity AS activity
          WHERE activity.pid = head.backend_pid AND activity.datname = current_database()
            AND coalesce(activity.backend_start = head.backend_start, true)) AS backend,
-       head.last_id AS head_persisted, head.published_id AS head_published,
-       head.last_id - head.published_id AS unpublished_ids,
+       head.last_id AS head_persisted,
+       -- Without a broker nothing waits for one: what is committed can be read.
+       CASE WHEN head.is_published THEN head.published_id ELSE head.last_id END AS head_published,
+       CASE WHEN head.is_published THEN head.last_id - head.published_id ELSE 0
+            END AS unpublished_ids,
        unpublished.row_count AS unpublished_rows,
        greatest(extract(epoch FROM clock_timestamp() - unpublished.committed_at)::float8, 0)
            AS unpublished_seconds,
        (SELECT committed_at FROM chain_batch AS batch
          WHERE batch.chain_id = head.chain_id AND batch.last_id = head.last_id
            AND head.last_id > 0) AS last_commit,
-       head.topic, head.partition_ids, head.created_at AS created
+       head.is_published, head.topic, head.partition_ids, head.created_at AS created
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
  CROSS JOIN LATERAL (
        SELECT CASE WHEN lease.beat_at IS NOT NULL THEN
@@ -128,6 +131,7 @@ SELECT head.chain_id AS chain, head.epoch, nullif(head.owner, '') AS leader,
        SELECT coalesce(sum(row_count), 0)::bigint AS row_count, min(committed_at) AS committed_at
          FROM chain_batch AS batch
         WHERE batch.chain_id = head.chain_id AND batch.last_id > head.published_id
+          AND head.is_published
        ) AS unpublished
  WHERE $1::integer IS NULL OR head.chain_id = $1
  ORDER BY head.chain_id

@@ -105,8 +105,16 @@ class Settings(Struct, frozen=True, kw_only=True):
             return KafkaConfig(bootstrap_servers=self.kafka, **given)
 
     def broker(self) -> KafkaConfig | None:
-        """Return how to reach Kafka; None where no address is given: a chain needs none."""
-        return self.kafka_config() if self.kafka else None
+        """Return how to reach Kafka; None where no address is given: a chain needs none.
+
+        Raises SettingError where other settings of Kafka are given without it.
+        """
+        if self.kafka:
+            return self.kafka_config()
+        for name in _KAFKA_FIELDS:
+            if getattr(self, name) != getattr(Settings(), name):
+                raise SettingError("kafka", "", f"Kafka's servers, since {name} is set")
+        return None
 
     def secrets(self) -> tuple[str, ...]:
         """Return every password in these settings, so that no message ever shows one."""

@@ -51,6 +51,8 @@ class ChainLine(Struct, frozen=True, kw_only=True):
     unpublished_rows: int
     unpublished_seconds: float
     last_commit: str | None
+    is_published: bool
+    """Whether its leader has a broker; otherwise receivers are notified through the database."""
     topic: str
     partition_ids: int
     created: str
@@ -68,6 +70,8 @@ class ChainLine(Struct, frozen=True, kw_only=True):
     @property
     def published(self) -> str:
         """`everything`, or in words how late, and for what it waits."""
+        if not self.is_published:
+            return "no broker: receivers are notified"
         rows = self.unpublished_rows
         if not rows:
             return "everything"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -11,6 +11,9 @@ from chain_kernel.config import Config
 from chain_kernel.limits import CHAIN_ID_MAX
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
+
+LINGER_SECONDS: Final = 30.0
+"""`linger_seconds` where each order is read: a login for each would be slow."""
 
 
 class GapReaderConfig(Config, frozen=True, kw_only=True):

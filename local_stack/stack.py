@@ -136,7 +136,7 @@ class LocalStack:
     def up(self, progress: ShowLine = silent, *, with_kafka: bool = True) -> StackStatus:
         """Start what is not running and wait until it answers; fetch what is missing first.
 
-        Without `with_kafka` that is PostgreSQL alone, in a stack that never had Kafka.
+        Without `with_kafka` that is PostgreSQL alone.
 
         Raises:
             SetupNeeded: Java or a wheel is missing.
@@ -150,7 +150,7 @@ class LocalStack:
         with self._locked(progress):
             state = self._state_for_start(progress, with_kafka=with_kafka)
             postgres = self._postgres(state, account)
-            kafka = self._kafka(state, account, progress) if state.has_kafka else None
+            kafka = self._kafka(state, account, progress) if with_kafka else None
             if postgres.is_running() and (kafka is None or kafka.is_running()):
                 running = "PostgreSQL is" if kafka is None else "PostgreSQL and Kafka are"
                 progress(f"{running} running already")

@@ -83,7 +83,8 @@ class ReceiverConfig(Config, frozen=True, kw_only=True):
     """Databases in which missing rows are read, with the role `gap_reader`: standbys first, the
     primary last. Empty: `database`, whose role then has to be a member of `gap_reader`, too."""
     kafka: str | KafkaConfig | None = None
-    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`."""
+    """A KafkaConfig, or the plaintext bootstrap servers, `host:port[,host:port]`. None: it listens
+    to the last of the databases that it reads, and polls a chain that is published."""
     checkpoint: Literal["stored", "reported"] = "stored"
     """`stored`: `Receiver.checkpoint` stores the place in `database`. `reported`: you keep it (in
     `start`, or as snapshots), and it is only reported to `database`, for operators and

@@ -94,7 +94,7 @@ class OptionalFrames:
         self._start_seconds = start_seconds
         self._backoff = Backoff(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS_MAX, random=random)
         self._starting: asyncio.Task[None] | None = None
-        self._why_away = "the broker has not answered yet"
+        self._why_away = "the source of frames has not answered yet"
 
     @property
     def place(self) -> tuple[str, int] | None:
@@ -284,7 +284,7 @@ class LiveFrames:
             case ConfirmNonce():
                 self._keep_unknown(header, record)
             case InStep():
-                self._watch.note_use()
+                self._watch.note_step()
             case Fill() if self._watch.is_wary:
                 # A phantom has just been found. The next ones are not checked for a while, no
                 # matter who sent them: a faulty leader must not cause a flood of reads, and what is
@@ -294,6 +294,7 @@ class LiveFrames:
                 # A leader whose term the primary has confirmed says so: the fill finds out by
                 # itself if it is wrong, and the question would be one more trip per commit.
                 self._watch.note_use()
+                self._watch.lag.suspect(decision.until_id)  # until it is delivered
                 self._filling.open(Fill(decision.until_id, "notice"))
             case _:
                 self._aside, self._question = (header, record), decision

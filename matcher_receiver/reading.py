@@ -19,7 +19,7 @@ from chain_kernel.errors import (
 from chain_kernel.model import Gap
 from chain_kernel.text import SummedLog
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
-from matcher_receiver.decisions import Compare, Fill, Halt, InStep, Wait
+from matcher_receiver.decisions import DROP_PHANTOM, Compare, Fill, Halt, InStep, Wait
 from matcher_receiver.stats import archived_gap
 
 if TYPE_CHECKING:
@@ -162,6 +162,9 @@ async def compare_last_batch(
 
 _COUNT_SECONDS: Final = 1.0
 
+_STEP_SECONDS: Final = 30.0
+"""How long heartbeats of a head that we have spare the look at the database."""
+
 CONFIRM_SECONDS: Final = 0.1
 """Time that live frames wait for the database to name a leader: as long as it usually takes, and
 more. A database that is silent must not hold them up."""
@@ -178,7 +181,7 @@ class HeadWatch:
         self._ledger = parts.ledger
         self._counters = parts.counters
         self._clock = clock = parts.clock
-        self._last_use_ns = clock.monotonic_ns()
+        self._last_use_ns = self._read_ns = clock.monotonic_ns()
         self._last_check_ns: int | None = None
         self._last_phantom_ns: int | None = None
         self._prove_at_ns = self._last_use_ns + int(parts.tuning.prove_seconds * SECOND_NS)
@@ -227,6 +230,15 @@ class HeadWatch:
             self._prove_at_ns = now + int(self._tuning.prove_seconds * SECOND_NS)
             if not self._core.is_proven:
                 self._ask_beside()
+
+    def note_step(self) -> None:
+        """A leader is where we are; of use only if the database has said so, too, not long ago.
+
+        A leader that was replaced on a server that lives on, or cut off from its database, says it
+        for ever.
+        """
+        if self._clock.monotonic_ns() - self._read_ns < _STEP_SECONDS * SECOND_NS:
+            self.note_use()
 
     def note_look(self) -> None:
         """The database has just been read, for whatever reason."""
@@ -338,6 +350,7 @@ class HeadWatch:
     def note(self, standing: ChainPosition, at_id: int) -> None:
         """Remember what a reading at `at_id` shows."""
         self.source_name = "primary" if standing.is_primary else "standby"
+        self._read_ns = self._clock.monotonic_ns()
         self.lag.see(standing.head.last_id)
         if at_id == self._core.head.id:
             self.lag.count(standing.rows_ahead)
@@ -402,7 +415,8 @@ class OpenFill:
         core = self._core
         if self._seen is not None:
             return (core.head.id, self._seen.until_id)
-        return (core.head.id, core.fill_until) if core.is_filling else None
+        is_gap = core.is_filling and core.fill_cause != "notice"
+        return (core.head.id, core.fill_until) if is_gap else None
 
     def see(self, fill: Fill) -> None:
         """Note that a frame shows missing rows; the database has not been asked for them yet.
@@ -501,12 +515,16 @@ class OpenFill:
             return False
         if isinstance(decision, Fill):
             core.open_fill(decision)  # the gap is the same, with another end
+            self._watch.lag.dismiss()
             self.head_after_loss = decision.until_id
         elif isinstance(decision, InStep):
             core.go_live()
             self.head_after_loss = core.head.id
             self._watch.lag.forget()
-            if self._rows:
+            if core.fill_cause == "notice":
+                self._watch.note_phantom()
+                self._counters.drop(DROP_PHANTOM.reason)
+            elif self._rows:
                 self._end()
             else:
                 self._note_failure(until_id, "missing")

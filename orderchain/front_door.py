@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from chain_kernel.errors import SettingError
 from chain_kernel.process import calm_collector
 from gapfill import GapReader, GapReaderConfig, PreferredSources
+from gapfill.config import LINGER_SECONDS
 from matcher_receiver import (
     ChainFrames,
     CheckpointConfig,
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
         SnapshotStore,
     )
     from matcher_receiver import ReceiverConfig, State
-
-
-_LINGER_SECONDS: Final = 30.0
 
 
 def open_receiver(
@@ -87,8 +85,7 @@ def _gap_source(config: ReceiverConfig) -> GapSource:
         connect_seconds=config.tuning.connect_seconds,
         statement_seconds=config.tuning.statement_seconds,
         close_seconds=config.tuning.close_seconds,
-        # Each order without a broker is read over it: a login for each would be slow.
-        linger_seconds=_LINGER_SECONDS if config.kafka is None else 0.5,
+        linger_seconds=LINGER_SECONDS if config.kafka is None else 0.5,
     )
     return PreferredSources.of_databases(reader, standbys) if standbys else GapReader(reader)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 from msgspec import json
 
-from chain_kernel.errors import InputError, OrderchainError
+from chain_kernel.errors import InputError, OrderchainError, SchemaError
 from chain_kernel.sql import OWNER
 from chainctl.commands.stack import stack_of
 from chainctl.database import connected_to
@@ -22,10 +22,12 @@ from chainctl.event_loop import run_async
 from chainctl.exits import ExitCode
 from chainctl.options import Command, uses_settings
 from chainctl.output import Stopwatch, data, talk
+from chainctl.schema.parts import is_lacking
 
 if TYPE_CHECKING:
     from chainctl.settings import Settings
 
+FOLDER: Final = "orderchain-quickstart"
 ORDERS: Final = 1_000
 BEFORE_THE_KILL: Final = 600
 LOST: Final = 400
@@ -33,6 +35,7 @@ LOST: Final = 400
 SEED: Final = 7
 DEADLINE_SECONDS: Final = 60.0
 """For the receiver that is killed: until it has written the orders of before."""
+LOG: Final = "receive.log"
 CHAINCTL: Final = (sys.executable, "-m", "chainctl")
 
 
@@ -40,12 +43,10 @@ CHAINCTL: Final = (sys.executable, "-m", "chainctl")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path("orderchain-quickstart"),
-    show_default=True,
-    help="Where orders and journals are written; it is made, and must not be there yet.",
+    help=f"Where orders and journals are written: a new one.  [default: {FOLDER}, or {FOLDER}-N]",
 )
 @uses_settings("stack_dir")
-def quickstart(settings: Settings, folder: Path) -> ExitCode:
+def quickstart(settings: Settings, folder: Path | None) -> ExitCode:
     """A chain on PostgreSQL alone: no Kafka, no Java, no Spark.
 
     Starts a PostgreSQL on loopback, makes a chain, sequences a thousand orders, kills a receiver
@@ -53,23 +54,41 @@ def quickstart(settings: Settings, folder: Path) -> ExitCode:
     it. Each command is shown before it runs. The server stays up, with the chain. Exit code 0 only
     if all came out as it should.
     """
-    if folder.exists():
-        raise InputError("--folder", str(folder), "one that is not there yet")
     watch = Stopwatch()
+    folder = _new_folder(folder)
     stack = stack_of(settings)
     stack.up(talk, with_kafka=False)
-    folder.mkdir(parents=True)
-    steps = _Steps({**os.environ, **stack.environment()}, folder)
-    chain = _play(steps)
+    # No setting of other servers: the commands see this one alone.
+    environment = {name: text for name, text in os.environ.items() if "CHAINCTL_" not in name}
+    environment |= {"CHAINCTL_STACK_DIR": str(stack.directory), **stack.environment()}
+    environment.pop("CHAINCTL_KAFKA", None)
+    steps = _Steps(environment, folder)
+    chain_id = _play(steps)
     data("")
     data(f"All as it should be, after {watch.seconds:.0f} s. To look around:")
-    _show_what_next(settings.stack_dir, folder, chain)
+    _show_what_next(str(stack.directory) if settings.stack_dir else "", folder, chain_id)
     return ExitCode.CLEAN
+
+
+def _new_folder(named: Path | None) -> Path:
+    """Make the folder, and return it. Raises InputError."""
+    numbered = (Path(f"{FOLDER}-{number}") for number in count(2))
+    names = [named] if named is not None else chain((Path(FOLDER),), numbered)
+    for folder in names:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            expected = f"a folder that can be made ({error.strerror}): --folder"
+            raise InputError("--folder", str(folder), expected) from error
+        return folder
+    raise InputError("--folder", str(named), "a folder that is not there yet")
 
 
 def _show_what_next(stack_dir: str, folder: Path, chain: int) -> None:
     words = [f"cd {shlex.quote(str(folder))}"]
-    if shutil.which("chainctl") is None:
+    if sys.prefix != os.environ.get("VIRTUAL_ENV"):
         words.append(f'PATH="$PATH:{Path(sys.executable).parent}"')
     if stack_dir:
         words.append(f"export CHAINCTL_STACK_DIR={shlex.quote(stack_dir)}")
@@ -79,16 +98,18 @@ def _show_what_next(stack_dir: str, folder: Path, chain: int) -> None:
         f"chainctl tail --chain {chain}": "the last orders",
         f"chainctl receive --chain {chain} --output live.jsonl --follow": "orders as they come",
         f"chainctl verify --local --chain {chain} --source database --seals": "every seal again",
-        "chainctl stack up": "adds Kafka; then `chain create` makes the topic",
+        'chainctl stack up && eval "$(chainctl stack env)"': "adds Kafka",
+        f"chainctl chain create {chain}": "then makes the topic; the next leader publishes to it",
         "chainctl stack down": "stops the server, and keeps the chain",
     }.items():
         data(f"  {line:64}  {shows}")
-    data("docs/tutorial.md goes on from here.")
+    data("The tutorial in the documents goes on from here.")
 
 
 def _play(steps: _Steps) -> int:
     """Run all steps, and return the chain. Raises OrderchainError where one came out wrong."""
     steps.run("schema", "apply")
+    steps.check_schema()
     chain = run_async(_next_chain(steps.environment["CHAINCTL_DATABASE"]))
     of_chain = ("--chain", str(chain))
     steps.run("chain", "create", str(chain))
@@ -159,16 +180,24 @@ class _Steps:
             )
         return done.stdout
 
+    def check_schema(self) -> None:
+        """Raise SchemaError for the tables of an earlier checkout."""
+        lacking = filter(is_lacking, self._run(("schema", "check")).stdout.splitlines())
+        if (first := next(lacking, None)) is not None:
+            expected = "this version's (`chainctl stack reset` removes what is there)"
+            raise SchemaError("schema", first, expected)
+
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Begin a command that goes on, and show it."""
         self.show(f"$ chainctl {shlex.join(words)} &")
-        return subprocess.Popen(
-            [*CHAINCTL, *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with (self.folder / LOG).open("wb") as log:
+            return subprocess.Popen(
+                [*CHAINCTL, *words],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     def until_lines(self, name: str, count: int, writer: subprocess.Popen[bytes]) -> None:
         """Wait until `writer` has written so many lines. Raises OrderchainError where it ends."""
@@ -176,7 +205,9 @@ class _Steps:
         path = self.folder / name
         while not path.exists() or path.read_bytes().count(b"\n") < count:
             if writer.poll() is not None or time.monotonic() > end:
-                raise OrderchainError(f"the receiver did not write {count} orders into {path}")
+                said = (self.folder / LOG).read_text(errors="replace").strip().splitlines()
+                why = said[-1] if said else "it said nothing"
+                raise OrderchainError(f"the receiver has not written {count} orders: {why}")
             time.sleep(0.05)
 
     def write_orders(self) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.clock import Backoff
-from chain_kernel.errors import ConnectError, RetryError
+from chain_kernel.errors import OrderchainError
 from chain_kernel.text import SummedLog
 from sequencer.publisher import heartbeat_frame, seconds_to_beat
 from sequencer.stats import Timing
@@ -65,9 +65,9 @@ class Notifier:
         self._idle = asyncio.Event()
         self._sent_ns = clock.monotonic_ns()
         self._unanswered_since_ns: int | None = None
-        self.published_id = term.last_id
-        """The head: all that is committed can be read, notified or not."""
-        self._head_seal = term.last_seal
+        self.published_id = term.published_id
+        """Where the last term with a broker came to; the next take-over moves it to the head."""
+        self.head_id, self._head_seal = term.last_id, term.last_seal
         self.refusal = ""
         """The reason why the last notification failed; empty when it did not."""
         self.timing = Timing()
@@ -82,10 +82,11 @@ class Notifier:
     def lead(self, term: Term) -> None:
         """From now on, notify under a newer term of this same process."""
         self._term = term
+        self.published_id = term.published_id
 
     def offer(self, batch: Batch, trace: object = None) -> None:
         """Note that `batch` was committed. Never waits."""
-        self.published_id, self._head_seal = batch.last_id, batch.seal
+        self.head_id, self._head_seal = batch.last_id, batch.seal
         self._idle.clear()
         self._wake.set()
 
@@ -96,7 +97,7 @@ class Notifier:
         """Nothing is held."""
 
     async def drain(self) -> None:
-        """Return once the head was notified. The caller sets the deadline."""
+        """Return once the head was notified, or a try has failed: receivers poll then."""
         await self._idle.wait()
 
     async def run(self, skip: Skip) -> None:
@@ -106,7 +107,10 @@ class Notifier:
             await self._until_due()
             try:
                 await self._notify()
-            except (ConnectError, RetryError) as error:
+            except OrderchainError as error:
+                # Whatever it is, such as a server whose queue is full: orders are committed, and
+                # receivers poll. The lease finds out by itself what must end a leader.
+                self._idle.set()
                 self._counters.send_failures += 1
                 self.refusal = str(error)
                 chain = f"chain {self._term.chain_id}"
@@ -129,7 +133,7 @@ class Notifier:
 
     async def _notify(self) -> None:
         self._wake.clear()
-        head_id = self.published_id
+        head_id = self.head_id
         frame = heartbeat_frame(self._term, last_id=head_id, last_seal=self._head_seal)
         began_ns = self._sent_ns = self._clock.monotonic_ns()
         if self._unanswered_since_ns is None:
@@ -138,5 +142,5 @@ class Notifier:
         self._unanswered_since_ns, self.refusal = None, ""
         self.timing.add((self._clock.monotonic_ns() - began_ns) / 1e9)
         self._counters.heartbeats += 1
-        if self.published_id == head_id:
+        if self.head_id == head_id:
             self._idle.set()

@@ -31,7 +31,7 @@ SELECT 1
 
 -- look: who leads each of the chains, the counter of its lease, and where it publishes
 SELECT head.chain_id, head.epoch, head.nonce, lease.counter, lease.released, head.owner,
-       head.topic, head.topic_partition AS partition
+       head.topic, head.topic_partition AS partition, head.is_published
   FROM chain_head AS head JOIN chain_lease AS lease USING (chain_id)
  WHERE chain_id = ANY ($1::integer[])
 
@@ -49,11 +49,15 @@ SELECT pg_terminate_backend(activity.pid, $5)
    AND activity.wait_event IS DISTINCT FROM 'SyncRep'
 
 -- take_over: raise the epoch, by compare-and-set on what was seen
-UPDATE chain_head
-   SET epoch = epoch + 1, nonce = $4, owner = $5, is_published = $6, backend_pid = pg_backend_pid(),
+UPDATE chain_head AS head
+   SET epoch = head.epoch + 1, nonce = $4, owner = $5, is_published = $6,
+       backend_pid = pg_backend_pid(),
        backend_start = (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
- WHERE chain_id = $1 AND epoch = $2 AND nonce = $3
-RETURNING epoch, last_id, last_seal, published_id, topic, topic_partition, partition_ids, key_salt
+  FROM (SELECT is_published FROM chain_head WHERE chain_id = $1 FOR NO KEY UPDATE) AS before
+ WHERE head.chain_id = $1 AND head.epoch = $2 AND head.nonce = $3
+RETURNING head.epoch, head.last_id, head.last_seal, head.published_id, head.topic,
+          head.topic_partition, head.partition_ids, head.key_salt,
+          before.is_published AS was_published
 
 -- take_lease: begin the new term's lease; $2 is the counter that was seen, null for our own lease,
 -- where a request to step down still holds

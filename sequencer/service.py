@@ -478,7 +478,9 @@ class Sequencer:
             implementation=implementation(),
             epoch=self._leadership.term.epoch if self._leadership.term else 0,
             head_persisted=committer.head_persisted,
-            head_published=self._head_published,
+            head_published=(
+                publisher.head_id if isinstance(publisher, Notifier) else self._head_published
+            ),
             unpublished_seconds=publisher.unpublished_seconds if publisher else 0.0,
             broker_away_seconds=publisher.away_seconds if publisher else 0.0,
             broker_refusal=publisher.refusal if publisher else "",

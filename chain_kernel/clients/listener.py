@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 from chain_kernel.clients.session import ClosedAtExit, Session
+from chain_kernel.errors import RetryError
 from chain_kernel.tasks import HomeLoop
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     Hear = Callable[[str], None]
 
 _CHECK_SECONDS: Final = 1.0
-"""A connection whose listeners hear nothing is asked at this pace, once for all of them: one that
-broke without a word delivers nothing, too."""
+"""The connection is asked at this pace, once for all who listen: one that broke without a word
+delivers nothing, too, and a name may lead to another server by now."""
 
 
 class _Line:
@@ -29,21 +30,42 @@ class _Line:
         self.session = Session(config, prepare=self._begin)
         self.hears: dict[str, list[Hear]] = {}
         self._checked_at = 0.0
+        self._checking: asyncio.Task[None] | None = None
 
     async def listen(self, channel: str) -> None:
         """Listen to a channel that has somebody in `hears`."""
         await self.session.run(lambda connection: self._listen(connection, channel))
 
     async def check(self) -> None:
-        """Open the session again if it was lost; ask a silent one whether it is alive."""
+        """Open the session again if it was lost; ask whether it is alive.
+
+        It is asked beside: who waits for notifications must not wait for a server that is away.
+        """
         loop = asyncio.get_running_loop()
-        if loop.time() - self._checked_at >= _CHECK_SECONDS:
+        if self._checking is None and loop.time() - self._checked_at < _CHECK_SECONDS:
+            return
+        if self._checking is None:
             self._checked_at = loop.time()
-            await self.session.run(lambda connection: connection.execute("SELECT 1"))
+            work = self.session.run(_ask)
+            self._checking = asyncio.create_task(work, name="orderchain listener check")
+        checking = self._checking
+        await asyncio.wait([checking], timeout=_CHECK_SECONDS)
+        if not checking.done():
+            raise RetryError("the server that is listened to does not answer")
+        if self._checking is checking:
+            self._checking = None
+        checking.result()
+
+    async def close(self) -> None:
+        """End what is under way, and close the session."""
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
+        await self.session.close()
 
     async def _begin(self, connection: Connection) -> None:
-        for channel, hears in self.hears.items():
-            if hears:
+        for channel in list(self.hears):  # another one may join or leave meanwhile
+            if self.hears.get(channel):
                 await self._listen(connection, channel)
 
     async def _listen(self, connection: Connection, channel: str) -> None:
@@ -53,6 +75,10 @@ class _Line:
     def _hear(self, _: Connection, __: int, channel: str, text: str) -> None:
         for hear in self.hears.get(channel, ()):
             hear(text)
+
+
+async def _ask(connection: Connection) -> None:
+    await connection.execute("SELECT 1")
 
 
 _OPEN: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Line]]] = (
@@ -84,7 +110,9 @@ class Listener(ClosedAtExit):
         self._home.check()
         self._home.enter()
         lines = _OPEN.setdefault(asyncio.get_running_loop(), {})
-        line = self._line = lines.setdefault(self._key, _Line(self._config))
+        if self._key not in lines:
+            lines[self._key] = _Line(self._config)
+        line = self._line = lines[self._key]
         line.hears.setdefault(self._channel, []).append(self._hear)
         try:
             await line.listen(self._channel)
@@ -105,7 +133,10 @@ class Listener(ClosedAtExit):
         line, self._line = self._line, None
         if line is None:
             return
-        line.hears[self._channel].remove(self._hear)
-        if not any(line.hears.values()):
+        hears = line.hears[self._channel]
+        hears.remove(self._hear)
+        if not hears:
+            del line.hears[self._channel]
+        if not line.hears:
             _OPEN[asyncio.get_running_loop()].pop(self._key, None)
-            await line.session.close()
+            await line.close()

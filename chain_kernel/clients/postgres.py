@@ -189,6 +189,9 @@ async def fetch_of_owner(
     return rows
 
 
+_STATEMENTS_KEPT: Final = 1_000
+
+
 async def connect(
     config: DatabaseConfig,
     *,
@@ -232,8 +235,8 @@ async def connect(
         warn_of_exposure(config)
         options = _options(config, application_name, settings or {}, is_pooled=is_pooled)
         options["command_timeout"] = statement_seconds
-        if is_pooled:
-            options["statement_cache_size"] = 0
+        # Statements with the chain as a constant are others for each chain of a process.
+        options["statement_cache_size"] = 0 if is_pooled else _STATEMENTS_KEPT
         end = asyncio.get_running_loop().time() + within_seconds
         places = await _places(config, within_seconds)
         hosts = _hosts(places, config)

@@ -62,8 +62,8 @@ class MemoryCommit(Struct, frozen=True):
 
 _REPLAYED: Final = (
     "epoch", "nonce", "terms", "owner", "lease_counter", "lease_released", "step_down", "batches",
-    "published_id", "intake", "rejects", "skips", "key_pages", "clients", "checkpoints",
-    "replicated_id",
+    "published_id", "is_published", "intake", "rejects", "skips", "key_pages", "clients",
+    "checkpoints", "replicated_id",
 )  # fmt: skip
 
 
@@ -84,6 +84,7 @@ class CommittedChain:
         self.step_down = False
         self.batches: list[Batch] = []
         self.published_id = 0
+        self.is_published = True
         self.intake: dict[str, IntakeMark] = {}
         self.rejects: dict[tuple[str, int], IntakeReject] = {}
         self.skips: list[tuple[int, int]] = []
@@ -257,8 +258,15 @@ class MemoryChainStore:
     """
 
     def __init__(
-        self, database: MemoryDatabase, chain_id: int, drawn: set[bytes] | None = None
+        self,
+        database: MemoryDatabase,
+        chain_id: int,
+        drawn: set[bytes] | None = None,
+        *,
+        is_published: bool = True,
     ) -> None:
+        """`is_published`: whether its leaders have a broker."""
+        self._is_published = is_published
         self.database = database
         self.faults: deque[CommitFault] = deque()
         self.drawn: set[bytes] = set() if drawn is None else drawn
@@ -278,6 +286,7 @@ class MemoryChainStore:
             owner=chain.owner,
             topic=f"orders.{self._chain_id}",
             partition=0,
+            is_published=chain.is_published,
             is_ours=chain.nonce in self.drawn,
         )
 
@@ -309,6 +318,10 @@ class MemoryChainStore:
         drawn = chain.begin_term(self.database.draw_nonce(), owner)
         chain.lease_counter += 1
         chain.lease_released = False
+        was_published, chain.is_published = chain.is_published, self._is_published
+        if chain.published_id < chain.last_id and not (was_published and self._is_published):
+            chain.skips.append((chain.published_id, chain.last_id))
+            chain.published_id = chain.last_id
         self.drawn.add(chain.nonce)
         self._term = term = Term(
             chain_id=chain.chain_id,

@@ -120,6 +120,9 @@ async def _examine(settings: Settings, chain_id: int | None) -> list[DoctorLine]
         checks += await _guarded(what, _other(settings, database, AUDITOR, what), "")
     if settings.kafka:
         checks += await _guarded("kafka", _topics(settings, topics), "see --kafka")
+    elif topics:
+        found = f"not set, and {counted(len(topics), 'chain')} may be published"
+        checks.append(_warning("kafka", found, "--kafka, unless the leaders have none"))
     else:
         checks.append(_ok("kafka", "not set: receivers are notified through the database"))
     return checks
@@ -372,7 +375,7 @@ async def _chains(settings: Settings, chain_id: int | None, topics: list[str]) -
     if not chains:
         what = "chains" if chain_id is None else f"chain {chain_id}"
         return [_failed(what, "none", f"chainctl chain create {chain_id or 'N'}")]
-    topics += [chain.topic for chain in chains]
+    topics += [chain.topic for chain in chains if chain.is_published]
     checks = [line for chain in chains for line in _chain(chain)]
     checks += [line for receiver in receivers for line in _receiver(receiver)]
     for gap in lines_of(GapLine, gaps):

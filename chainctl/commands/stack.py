@@ -26,7 +26,7 @@ def stack() -> None:
 
 
 @stack.command()
-@click.option("--no-kafka", is_flag=True, help="PostgreSQL alone, unless it had Kafka before.")
+@click.option("--no-kafka", is_flag=True, help="Start PostgreSQL alone.")
 @json_option
 @uses_settings("stack_dir")
 def up(settings: Settings, no_kafka: bool, as_json: bool) -> None:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from chain_kernel.doors import needs_extra
-from chain_kernel.errors import (
-    ConnectError,
-    OrderchainError,
-    RetryError,
-    SettingError,
-    TopicError,
-)
-from chain_kernel.text import reason_of
+from chain_kernel.errors import OrderchainError, RetryError, SettingError
 from matcher_receiver.config import KafkaSourceConfig
-from matcher_receiver.stores.notified import NotifiedFrames
+from matcher_receiver.listening import OptionalFrames
+from matcher_receiver.stores.notified import NotifiedFrames, listened_to
 
 if TYPE_CHECKING:
     from chain_kernel.model import ChainHead
-    from chain_kernel.ports import GapSource
+    from chain_kernel.ports import FrameSource, GapSource
     from matcher_receiver.config import ReceiverConfig
     from matcher_receiver.stores.kafka import KafkaFrameSource
 
 _log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 30.0
 
 
 class ChainFrames:
@@ -37,10 +33,19 @@ class ChainFrames:
     """
 
     def __init__(self, config: ReceiverConfig, gap_source: GapSource) -> None:
+        """Raises SettingError without `kafka` and a database; ModuleNotFoundError where `kafka` is
+        set and its extra is missing.
+        """
         self._config = config
         self._gap_source = gap_source
-        self._frames: KafkaFrameSource | NotifiedFrames | None = None
-        self._is_started = False
+        # Read now: a file of theirs may be replaced when the chain loses its broker.
+        self._databases = listened_to(config)
+        if config.kafka is not None:
+            _require_kafka()
+        elif not self._databases:
+            expected = "a primary that is read, and listened to, or `kafka`"
+            raise SettingError("gap_databases", "none that means one", expected)
+        self._frames: KafkaFrameSource | NotifiedFrames | OptionalFrames | None = None
         self._looked_at = 0.0
         self._has_warned = False
 
@@ -55,75 +60,95 @@ class ChainFrames:
         return self._frames is not None and self._frames.has_rows
 
     async def start(self) -> None:
-        """Read the chain's row, check the topic and go to the live end.
+        """Read the chain's row, check the topic and go to the live end, or listen.
 
         Raises ConnectError, TopicError, and as `chain_kernel.ports.GapSource.standing`.
         """
-        if self._frames is None:
-            self._frames = self._frames_of((await self._gap_source.standing(0)).head)
-        await self._frames.start()
-        self._is_started = True
+        place = self._place_of((await self._gap_source.standing(0)).head)
+        frames = self._frames
+        if frames is None or frames.place != place:  # it may change between two tries
+            await self.close()
+            frames = self._frames = self._frames_of(place)
+        await frames.start()
+        self._looked_at = asyncio.get_running_loop().time()
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
         """Return the next records."""
         if self._frames is None:
             raise SettingError("frame source", "not started", "start() first")
         try:
-            if not self._is_started:
-                await self.start()
             found = await self._frames.records(timeout_seconds)
-        except (ConnectError, RetryError, TopicError) as error:
+        except RetryError:
             await self._go_over(self._frames)
-            raise RetryError(reason_of(error)) from error
-        if not found:
-            await self._go_over(self._frames)
+            raise
+        await self._go_over(self._frames, has_frames=bool(found))
         return found
 
     async def close(self) -> None:
         """Close."""
-        self._is_started = False
         if self._frames is not None:
             await self._frames.close()
 
-    async def _go_over(self, frames: KafkaFrameSource | NotifiedFrames) -> None:
-        """Take other frames from now on if the chain's row says so."""
-        now = asyncio.get_running_loop().time()
-        if now - self._looked_at < self._config.tuning.poll_after_seconds:
+    async def _go_over(self, frames: FrameSource, *, has_frames: bool = False) -> None:
+        """Take other frames from now on if the chain's row says so.
+
+        It is read again soon when nothing comes, and now and then while frames do: a leader that
+        was replaced may go on where its successor does not.
+        """
+        now, tuning = asyncio.get_running_loop().time(), self._config.tuning
+        pause = _LOOK_SECONDS if has_frames else tuning.poll_after_seconds
+        if now - self._looked_at < pause:
             return
         self._looked_at = now
         try:
             head = (await self._gap_source.standing(0)).head
         except OrderchainError:
             return  # the receiver asks, too, and says what is wrong
-        found = self._frames_of(head)
-        if found.place == frames.place:
+        if (place := self._place_of(head)) == frames.place:
             return
-        _log.info("chain %d: goes over to %s", head.chain_id, found)
-        await self.close()
-        self._frames = found
+        where = f"topic {place[0]}" if place else "notifications of the database"
+        _log.info("chain %d: goes over to %s", head.chain_id, where)
+        # Started beside: a broker that is silent must not hold up what the database has.
+        self._frames = OptionalFrames(self._frames_of(place), tuning.outage_poll_seconds)
+        try:
+            await self._frames.start()
+        finally:
+            await frames.close()
 
-    def _frames_of(self, head: ChainHead) -> KafkaFrameSource | NotifiedFrames:
+    def _place_of(self, head: ChainHead) -> tuple[str, int] | None:
+        """Return the topic to read, None to listen."""
+        if self._config.kafka is None:
+            if head.is_published and head.epoch and not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "chain %d is published to topic %s, and this receiver has no `kafka`: it polls "
+                    "the database until that is set",
+                    head.chain_id,
+                    head.topic,
+                )
+            return None
+        return (head.topic, head.partition) if head.is_published or not self._databases else None
+
+    def _frames_of(self, place: tuple[str, int] | None) -> KafkaFrameSource | NotifiedFrames:
         config = self._config
-        if config.kafka is None and head.is_published and head.epoch and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "chain %d is published to topic %s, and this receiver has no `kafka`: it polls",
-                head.chain_id,
-                head.topic,
-            )
-        if config.kafka is None or not head.is_published:
-            return NotifiedFrames(config)
-        with needs_extra("kafka", "ReceiverConfig.kafka"):
-            from matcher_receiver.stores.kafka import KafkaFrameSource
-
-        return KafkaFrameSource(
+        if place is None or config.kafka is None:
+            return NotifiedFrames(config, self._databases)
+        topic, partition = place
+        return _require_kafka()(
             KafkaSourceConfig(
                 kafka=config.kafka,
-                topic=head.topic,
-                partition=head.partition,
+                topic=topic,
+                partition=partition,
                 fetch_bytes=config.tuning.fetch_bytes,
                 connect_seconds=config.tuning.connect_seconds,
                 request_seconds=config.tuning.request_seconds,
                 close_seconds=config.tuning.close_seconds,
             )
         )
+
+
+def _require_kafka() -> type[KafkaFrameSource]:
+    """Return the source over Kafka, whose client a receiver without it does not need."""
+    with needs_extra("kafka", "ReceiverConfig.kafka"):
+        from matcher_receiver.stores.kafka import KafkaFrameSource
+    return KafkaFrameSource

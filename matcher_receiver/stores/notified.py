@@ -16,6 +16,8 @@ from chain_kernel.sql import GAP_READER
 from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matcher_receiver.config import ReceiverConfig
 
 _HEARD_MAX: Final = 256
@@ -33,10 +35,68 @@ class NotifiedFrames(ClosedAtExit):
     has_rows: Final = False
     place: Final = None
 
-    def __init__(self, config: ReceiverConfig) -> None:
-        """Listen at the last one of the databases in which `config` has missing rows read."""
-        database = DatabaseConfig.of((config.gap_databases or (config.database,))[-1]).for_writing()
-        tuning = config.tuning
+    def __init__(self, config: ReceiverConfig, databases: Sequence[DatabaseConfig]) -> None:
+        """Listen at the first of `databases` that is a primary, as `listened_to` returns them."""
+        self._config = config
+        self._databases = deque(databases)
+        self._listener = self._listener_of(self._databases[0])
+        self._heard: deque[bytes | None] = deque(maxlen=_HEARD_MAX)
+        self._has_heard = asyncio.Event()
+        self._is_started = self._is_listening = False
+
+    async def start(self) -> None:
+        """Begin to listen; see `chain_kernel.ports.FrameSource.start`."""
+        self._is_started = True
+        for last in range(len(self._databases) - 1, -1, -1):
+            try:
+                return await self._listen()
+            except (ConnectError, RetryError):
+                await self._turn_to_next()
+                if not last:
+                    raise
+        return None
+
+    async def records(self, timeout_seconds: float) -> list[bytes | None]:
+        """Return the frames of the next notifications, the newest first: it makes the others old.
+
+        Raises RetryError where the server does not answer.
+        """
+        if not self._is_started:
+            raise SettingError("frame source", "not started", "start() first")
+        try:
+            if not self._is_listening:
+                await self._listen()
+            if not self._heard:
+                self._has_heard.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_seconds):
+                        await self._has_heard.wait()
+            await self._listener.check()
+        except (ConnectError, RetryError) as error:
+            if len(self._databases) > 1:  # another one may have been promoted
+                await self._turn_to_next()
+            raise RetryError(reason_of(error)) from error
+        heard = list(reversed(self._heard))
+        self._heard.clear()
+        return heard
+
+    async def close(self) -> None:
+        """Stop listening; never raises, never waits beyond `close_seconds`."""
+        self._is_started = self._is_listening = False
+        await self._listener.close()
+
+    async def _listen(self) -> None:
+        await self._listener.listen()
+        self._is_listening = True
+
+    async def _turn_to_next(self) -> None:
+        self._is_listening = False
+        await self._listener.close()
+        self._databases.rotate(-1)
+        self._listener = self._listener_of(self._databases[0])
+
+    def _listener_of(self, database: DatabaseConfig) -> Listener:
+        tuning = self._config.tuning
         seconds = (tuning.connect_seconds, tuning.statement_seconds, tuning.close_seconds)
         session = SessionConfig(
             database=database,
@@ -47,46 +107,22 @@ class NotifiedFrames(ClosedAtExit):
             statement_seconds=tuning.statement_seconds,
             close_seconds=tuning.close_seconds,
         )
-        channel = notice_channel(config.chain_id)
-        self._listener = Listener(session, (database, *seconds), channel, self._hear)
-        self._heard: deque[bytes | None] = deque(maxlen=_HEARD_MAX)
-        self._has_heard = asyncio.Event()
-        self._is_started = False
-
-    async def start(self) -> None:
-        """Begin to listen."""
-        await self._listener.listen()
-        self._is_started = True
-
-    async def records(self, timeout_seconds: float) -> list[bytes | None]:
-        """Return the frames of the next notifications.
-
-        Raises RetryError where the server does not answer, which is asked when nothing has come.
-        """
-        if not self._is_started:
-            raise SettingError("frame source", "not started", "start() first")
-        if not self._heard:
-            self._has_heard.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_seconds):
-                    await self._has_heard.wait()
-        if not self._heard:
-            try:
-                await self._listener.check()
-            except ConnectError as error:
-                raise RetryError(reason_of(error)) from error
-        heard = list(self._heard)
-        self._heard.clear()
-        return heard
-
-    async def close(self) -> None:
-        """Stop listening; never raises, never waits beyond `close_seconds`."""
-        self._is_started = False
-        await self._listener.close()
-
-    def __str__(self) -> str:
-        return "notifications of the database"
+        channel = notice_channel(self._config.chain_id)
+        return Listener(session, (database, *seconds), channel, self._hear)
 
     def _hear(self, text: str) -> None:
         self._heard.append(notice_frame(text))
         self._has_heard.set()
+
+
+def listened_to(config: ReceiverConfig) -> list[DatabaseConfig]:
+    """Return the databases of `config` that can be listened to, the primary first.
+
+    A standby notifies no one, and several hosts of which any may answer may lead to one.
+    """
+    given = config.gap_databases or tuple(filter(None, [config.database]))
+    found = []
+    for database in reversed(given):
+        with suppress(SettingError):
+            found.append(DatabaseConfig.of(database).for_writing())
+    return found

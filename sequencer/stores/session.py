@@ -234,6 +234,8 @@ class SideSessions(ClosedAtExit):
         return found
 
 
+_NOTIFY_SECONDS: Final = 1.0
+
 _SERVERS_MAX: Final = 3
 """Chains that share sessions are taken over one by one: for a while, some are still led on the
 server before, or on the one before that."""
@@ -286,9 +288,14 @@ class _SideSession:
     async def _notify(self, frames: Mapping[int, bytes]) -> dict[int, None]:
         channels = [notice_channel(chain_id) for chain_id in frames]
         notices = [frame_notice(frame) for frame in frames.values()]
-        await self.session.run(
-            lambda connection: connection.execute(_SQL["notify"], channels, notices)
-        )
+
+        async def send(connection: Connection) -> None:
+            # The lease's next beat waits for it, and another transaction of the server that
+            # notifies may hold it up.
+            async with asyncio.timeout(_NOTIFY_SECONDS):
+                await connection.execute(_SQL["notify"], channels, notices)
+
+        await self.session.run(send)
         return {}
 
     async def _begin(self, connection: Connection) -> None:

@@ -84,12 +84,18 @@ async def _raise_epoch(
     counter: int | None,
     lease_seconds: float,
 ) -> Term:
-    chain_id, epoch, _, _, owner, _ = values
+    chain_id, epoch, _, nonce, owner, is_published = values
     # Now: a standby that was promoted since keeps its sessions.
     session.server = await server_identity(connection)
     head = await connection.fetchrow(_SQL["take_over"], *values)
     if head is None:
         raise Fenced(chain_id, epoch)
+    published_id = head["published_id"]
+    if published_id < head["last_id"] and not (head["was_published"] and is_published):
+        # Rows of a term without a broker, or before one, are never published.
+        skipped = (chain_id, head["epoch"], nonce, published_id, head["last_id"])
+        await connection.execute(_SQL["skip_published"], *skipped)
+        published_id = head["last_id"]
     lease = (chain_id, counter, head["epoch"], lease_seconds)
     if await connection.fetchval(_SQL["take_lease"], *lease) is None:
         raise Fenced(chain_id, epoch)
@@ -108,7 +114,7 @@ async def _raise_epoch(
         last_id=head["last_id"],
         last_seal=head["last_seal"],
         last_committed_at_us=ns_of(committed_at) // 1_000,
-        published_id=head["published_id"],
+        published_id=published_id,
         topic=head["topic"],
         partition=head["topic_partition"],
         key_salt=head["key_salt"] % 2**64,

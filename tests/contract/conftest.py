@@ -40,7 +40,7 @@ from matcher_receiver import (
     PostgresCheckpointStore,
     ReceiverConfig,
 )
-from matcher_receiver.stores.notified import NotifiedFrames
+from matcher_receiver.stores.notified import NotifiedFrames, listened_to
 from sequencer.config import SequencerConfig
 from sequencer.leadership import PostgresLease
 from sequencer.stores.keys import PostgresKeyStore
@@ -228,7 +228,8 @@ class PostgresPlace:
 
 def notified(database: str) -> FrameSource:
     """Return what listens to chain 1 in a database of the real server."""
-    return NotifiedFrames(ReceiverConfig(chain_id=1, name="listens", gap_databases=(database,)))
+    config = ReceiverConfig(chain_id=1, name="listens", gap_databases=(database,))
+    return NotifiedFrames(config, listened_to(config))
 
 
 Place = MemoryPlace | PostgresPlace

@@ -95,9 +95,16 @@ class WiredChainStore:
     """
 
     def __init__(
-        self, hosts: Hosts, chain_id: int, wire: Wire, commit_wire: Wire | None = None
+        self,
+        hosts: Hosts,
+        chain_id: int,
+        wire: Wire,
+        commit_wire: Wire | None = None,
+        *,
+        is_published: bool = True,
     ) -> None:
         self._hosts = hosts
+        self._is_published = is_published
         self._timeline = 0
         self._chain_id = chain_id
         self._wire = wire
@@ -193,7 +200,9 @@ class WiredChainStore:
                 raise RetryError(f"timeline {timeline}, which timeline {self._timeline} replaced")
             self._wire.server = self.commit_wire.server = server
             self._timeline, self._boots = timeline, server.boots
-            self._connection = MemoryChainStore(database, self._chain_id, self._drawn)
+            self._connection = MemoryChainStore(
+                database, self._chain_id, self._drawn, is_published=self._is_published
+            )
         return self._connection
 
     async def _ask(

@@ -277,8 +277,7 @@ class World:
         replaying.cancel()
         chain = self.chain
         self.judge.saw("stored_head", chain.last_id, chain.last_seal, chain.epoch)
-        if self.plan.has_broker:
-            self.judge.saw("published", chain.published_id, chain.skips)
+        self.judge.saw("published", chain.published_id, chain.skips)
         self.judge.saw("over")
         self.steps = self.loop.steps
 

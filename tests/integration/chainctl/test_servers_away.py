@@ -52,14 +52,14 @@ def test_command_without_a_database_says_how_to_name_one(
     assert "database was '', expected a PostgreSQL URL, by --database, CHAINCTL_DATABASE" in line
 
 
-@pytest.mark.parametrize("arguments", [["chain", "create", "1"], ["receive", "--output", "j"],
-                                       ["sequence", "--input", "o.csv"]])  # fmt: skip
+@pytest.mark.parametrize("arguments", [["topic", "create", "t"],
+                                       ["sequence", "--intake-topic", "t"]])  # fmt: skip
 def test_command_without_kafka_says_how_to_name_it(
     refused: Refused, module_settings: dict[str, str], chain: int, input_file: Path,
     arguments: list[str],
 ) -> None:  # fmt: skip
     settings = {"CHAINCTL_DATABASE": module_settings["CHAINCTL_DATABASE"]}
-    if arguments[0] != "chain":
+    if arguments[0] == "sequence":
         arguments = [*arguments, "--chain", str(chain)]
     assert "kafka was '', expected" in refused(*arguments, settings=settings)
 

@@ -3,13 +3,19 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 
+from chain_kernel.clients.shared_session import SharedSession
+from chain_kernel.errors import OrderchainError, RetryError
+from chain_kernel.frame import frame_notice
 from chain_kernel.model import Event
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
-from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning, State
+from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning, State, reading
 from orderchain import open_receiver
 from sequencer import SequencerConfig, open_sequencer, open_sequencers
+from sequencer.publisher import heartbeat_frame
+from sequencer.stores.session import SideSessions
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
 from tests.deadlines import deadline
@@ -73,8 +79,63 @@ async def test_orders_reach_a_receiver_by_notifications_alone(
         assert (stats.rows_live, stats.rows_filled, stats.gaps) == (20, 0, 0)
         assert sequencer.stats().head_published == acks[-1].id
     head = await chain.head()
-    assert (head["is_published"], head["published_id"]) == (False, acks[-1].id)
+    assert (head["is_published"], head["published_id"]) == (False, 0)
     assert await chain.records() == []
+    async with deadline(), open_sequencer(chain.config) as sequencer:  # with Kafka
+        ack = await sequencer.submit("with Kafka", b"")
+    assert [header.last_id for header, _ in await chain.frames()] == [ack.id]
+    skips = await chain.fetch("SELECT after_id, until_id FROM chain_skip")
+    assert [tuple(skip) for skip in skips] == [(0, acks[-1].id)], "never published, and on record"
+
+
+async def test_what_a_notification_raises_ends_no_leader(
+    make_chain: MakeChain, monkeypatch: pytest.MonkeyPatch, role_dsn: RoleDsn
+) -> None:
+    """Such as a full queue of notifications, which is nothing that a retry knows."""
+    chain = await make_chain()
+    refused = asyncio.Event()
+
+    async def refuse(*_: object) -> None:
+        refused.set()
+        raise OrderchainError("too many notifications in the NOTIFY queue")
+
+    monkeypatch.setattr(SideSessions, "notify", refuse)
+    polling = ReceiverTuning(poll_after_seconds=0.2)
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        receiver_of(chain, role_dsn, tuning=polling) as receiver,
+    ):
+        await refused.wait()
+        await sequencer.submit("a", b"")
+        assert len(await take(receiver, 1)) == 1
+        assert "NOTIFY queue" in sequencer.stats().broker_refusal
+
+
+async def test_a_database_that_is_away_shows_as_lag(
+    make_chain: MakeChain, role_dsn: RoleDsn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = await make_chain()
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        receiver_of(chain, role_dsn) as receiver,
+    ):
+        await sequencer.submit("a", b"")
+        await take(receiver, 1)
+
+        async def away(*_: object) -> None:
+            raise RetryError("the database is away")
+
+        monkeypatch.setattr(SharedSession, "fetch", away)
+        ack = await sequencer.submit("b", b"")
+        waiting = asyncio.ensure_future(anext(receiver))
+        while receiver.stats().head_seen < ack.id:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0.01)
+        stats = receiver.stats()
+        assert (stats.state, stats.lag_ids > 0, stats.open_gap) == (State.LIVE, True, None)
+        monkeypatch.undo()
+        assert (await waiting).last_id == ack.id
 
 
 async def test_an_idle_receiver_asks_nothing_of_the_database(
@@ -210,3 +271,74 @@ async def test_receivers_of_one_process_share_a_connection_that_listens(
         assert listening == 1
         for receiver in receivers:
             await receiver.__aexit__(None, None, None)
+
+
+async def test_a_leader_that_was_replaced_and_still_says_its_head_hides_nothing(
+    make_chain: MakeChain, role_dsn: RoleDsn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a server that lives on beside the promoted one."""
+    monkeypatch.setattr(reading, "_STEP_SECONDS", 0.5)
+    chain = await make_chain()
+    tuning = ReceiverTuning(poll_after_seconds=0.2)
+    async with deadline(), receiver_of(chain, role_dsn, tuning=tuning) as receiver:
+        async with open_sequencer(without_kafka(chain)) as old:
+            await old.submit("a", b"")
+            await take(receiver, 1)
+            term = old._leadership.term
+            assert term is not None
+
+        monkeypatch.setattr(SideSessions, "notify", nothing)  # what the new leader says is lost
+        async with open_sequencer(without_kafka(chain)) as new:
+            frame = heartbeat_frame(term, last_id=term.last_id + 1, last_seal=await chain.value(
+                "SELECT seal FROM chain_batch WHERE last_id = $1", term.last_id + 1))  # fmt: skip
+            zombie = asyncio.ensure_future(say_forever(chain, frame_notice(frame)))
+            await new.submit("b", b"")
+            assert len(await take(receiver, 1)) == 1
+            zombie.cancel()
+            await asyncio.wait([zombie])
+
+
+async def nothing(*_: object) -> None:
+    """Say nothing."""
+
+
+async def say_forever(chain: Chain, notice: str) -> None:
+    while True:
+        await chain.value("SELECT pg_notify('orderchain_1', $1)::text", notice)
+        await asyncio.sleep(0.05)
+
+
+async def test_receivers_of_many_chains_start_at_once(
+    make_chain: MakeChain, role_dsn: RoleDsn
+) -> None:
+    chains = [await make_chain(number) for number in range(1, 9)]
+    async with deadline(), open_sequencers([without_kafka(each) for each in chains]) as leaders:
+        for leader in leaders.values():
+            await leader.submit("first", b"")
+
+        async def live(chain: Chain) -> None:
+            async with receiver_of(chain, role_dsn) as receiver:
+                await take(receiver, 1)
+                await leaders[chain.chain_id].submit("second", b"")
+                await take(receiver, 1)
+
+        await asyncio.gather(*map(live, chains))
+
+
+async def test_the_newest_of_many_notifications_is_enough(
+    make_chain: MakeChain, role_dsn: RoleDsn
+) -> None:
+    chain = await make_chain()
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        receiver_of(chain, role_dsn) as receiver,
+    ):
+        await sequencer.submit("first", b"")
+        await take(receiver, 1)
+        for order in make_orders(50):  # meanwhile its caller works
+            await sequencer.submit(order.key, order.payload)
+        runs = [await anext(receiver)]
+        while runs[-1].last_id < sequencer.stats().head_persisted:
+            runs.append(await anext(receiver))
+        assert len(runs) < 15, "one fill, and not one for each notification"

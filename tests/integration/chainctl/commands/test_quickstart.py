@@ -41,7 +41,7 @@ def test_quickstart_needs_postgres_alone_and_what_it_says_next_works(
     said = re.findall(
         r"^  (cd .*|chainctl (?:status|tail|verify) .*?)(?:  .*)?$", done.stdout, re.M
     )
-    assert len(said) == 4
+    assert len(said) == 4, said
     script = "set -e\n" + "\n".join(said)
     environment["PATH"] = f"{CHAINCTL.parent}:{environment['PATH']}"
     next_ = subprocess.run(
@@ -54,3 +54,7 @@ def test_quickstart_needs_postgres_alone_and_what_it_says_next_works(
     again = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
     assert again.returncode == 2
     assert str(folder) in again.stderr
+    line = line[:2]  # a folder of its own choice, and the next chain
+    for name in ("orderchain-quickstart", "orderchain-quickstart-2"):
+        subprocess.run(line, env=environment, cwd=tmp_path, capture_output=True, check=True)
+        assert (tmp_path / name / "journal.jsonl").exists()

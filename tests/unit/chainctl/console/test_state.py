@@ -27,7 +27,7 @@ CHAIN = ChainLine(
     chain=7, epoch=3, leader="seq-a", leader_state="leads", leader_since="2026-11-24T08:00:00.0Z",
     last_beat_seconds=0.4, lease_seconds=5.0, head_persisted=500, head_published=500,
     unpublished_ids=0, unpublished_seconds=0.0, last_commit=None, topic="orderchain.7",
-    backend=None, unpublished_rows=0,
+    backend=None, unpublished_rows=0, is_published=True,
     partition_ids=10_000_000, created="2026-11-24T07:00:00.0Z",
 )  # fmt: skip
 WAITING = replace(CHAIN, unpublished_ids=1, unpublished_rows=1, unpublished_seconds=61.0)
