@@ -25,6 +25,8 @@ from chainctl.output import Stopwatch, data, talk
 from chainctl.schema.parts import is_lacking
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from chainctl.settings import Settings
 
 FOLDER: Final = "orderchain-quickstart"
@@ -163,15 +165,7 @@ class _Steps:
         Raises OrderchainError for another exit code.
         """
         self.show(f"$ chainctl {shlex.join(words)}")
-        done = subprocess.run(
-            [*CHAINCTL, *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        done = self._ended(words)
         sys.stdout.write(done.stdout)
         sys.stdout.flush()
         if done.returncode != exit_code:
@@ -182,10 +176,21 @@ class _Steps:
 
     def check_schema(self) -> None:
         """Raise SchemaError for the tables of an earlier checkout."""
-        lacking = filter(is_lacking, self._run(("schema", "check")).stdout.splitlines())
+        lacking = filter(is_lacking, self._ended(("schema", "check")).stdout.splitlines())
         if (first := next(lacking, None)) is not None:
             expected = "this version's (`chainctl stack reset` removes what is there)"
             raise SchemaError("schema", first, expected)
+
+    def _ended(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*CHAINCTL, *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:
         """Begin a command that goes on, and show it."""
