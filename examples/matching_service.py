@@ -55,7 +55,7 @@ async def main(chain_id: int, idle_seconds: float | None) -> None:
         database=database,
         # Missing rows are read with a role that can do nothing else.
         gap_databases=(os.environ["CHAINCTL_GAP_DATABASE"],),
-        kafka=os.environ["CHAINCTL_KAFKA"],
+        kafka=os.environ.get("CHAINCTL_KAFKA"),
         idle_seconds=idle_seconds,
     )
     async with open_receiver(config) as receiver:

@@ -59,7 +59,7 @@ class Gateway:
             chain_id=self._chain_id,
             owner=NAME,
             database=os.environ["CHAINCTL_DATABASE"],
-            kafka=os.environ["CHAINCTL_KAFKA"],
+            kafka=os.environ.get("CHAINCTL_KAFKA"),
             standby=True,
         )
         try:

@@ -92,7 +92,7 @@ async def main(chain_id: int, port: int) -> None:
         chain_id=chain_id,
         owner=NAME,
         database=os.environ["CHAINCTL_DATABASE"],
-        kafka=os.environ["CHAINCTL_KAFKA"],
+        kafka=os.environ.get("CHAINCTL_KAFKA"),
         standby=True,
         # No `submit_within_seconds`: Busy would come once later orders wait already.
     )

@@ -47,7 +47,7 @@ async def main(chain_id: int) -> None:
     config = SequencerConfig(
         chain_id=chain_id,
         database=os.environ["CHAINCTL_DATABASE"],
-        kafka=os.environ["CHAINCTL_KAFKA"],
+        kafka=os.environ.get("CHAINCTL_KAFKA"),
         owner=NAME,
     )
     # Entering takes the chain over, leaving commits and publishes what was accepted.

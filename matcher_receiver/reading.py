@@ -234,8 +234,8 @@ class HeadWatch:
     def note_step(self) -> None:
         """A leader is where we are; of use only if the database has said so, too, not long ago.
 
-        A leader that was replaced on a server that lives on, or cut off from its database, says it
-        for ever.
+        A leader that was replaced on a server that lives on, or cut off from its database, never
+        stops saying it.
         """
         if self._clock.monotonic_ns() - self._read_ns < _STEP_SECONDS * SECOND_NS:
             self.note_use()

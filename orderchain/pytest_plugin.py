@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 MARKER = (
-    "orderchain(chains=[N], parts=[NAME]): what orderchain_environment makes in its database: "
-    "chains with their topics, and parts of the schema besides the chain's, such as outbox and "
-    "inbox"
+    "orderchain(chains=[N], parts=[NAME], kafka=True): what orderchain_environment makes in its "
+    "database: chains with their topics, or without Kafka, and parts of the schema besides the "
+    "chain's, such as outbox and inbox"
 )
 
 
@@ -167,25 +167,23 @@ def orderchain_database(orderchain_role_dsn: Callable[[str], str]) -> str:
 def orderchain_environment(
     request: pytest.FixtureRequest,
     orderchain_fresh_name: str,
-    orderchain_kafka: KafkaServer,
     orderchain_database: str,
     orderchain_role_dsn: Callable[[str], str],
 ) -> dict[str, str]:
     """The settings of a whole stack, as `chainctl stack env` gives them, with a fresh database.
 
     The marker `orderchain` says what else is made there: chains, each with an empty topic of a name
-    of its own; parts of the schema.
+    of its own; parts of the schema. With its `kafka=False` no Kafka is started, and none set.
     """
     from chain_kernel.sql import AUDITOR, GAP_READER
 
     marker = request.node.get_closest_marker("orderchain")
+    asked_for = dict(marker.kwargs) if marker is not None else {}
+    has_kafka = asked_for.pop("kafka", True)
+    kafka = request.getfixturevalue("orderchain_kafka").bootstrap if has_kafka else None
     if marker is not None:
         asked = _make(
-            orderchain_database,
-            orderchain_kafka.bootstrap,
-            orderchain_fresh_name,
-            *marker.args,
-            **marker.kwargs,
+            orderchain_database, kafka, orderchain_fresh_name, *marker.args, **asked_for
         )
         # A loop of its own, which leaves the one that the tests run on as it is.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
@@ -194,13 +192,13 @@ def orderchain_environment(
         "CHAINCTL_DATABASE": orderchain_database,
         "CHAINCTL_GAP_DATABASE": orderchain_role_dsn(GAP_READER),
         "CHAINCTL_AUDIT_DATABASE": orderchain_role_dsn(AUDITOR),
-        "CHAINCTL_KAFKA": orderchain_kafka.bootstrap,
+        **({} if kafka is None else {"CHAINCTL_KAFKA": kafka}),
     }
 
 
 async def _make(
     database: str,
-    kafka: str,
+    kafka: str | None,
     name: str,
     *,
     chains: Sequence[int] = (),

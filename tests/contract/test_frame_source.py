@@ -30,7 +30,7 @@ async def test_source_starts_at_the_live_end_and_keeps_the_order_of_rows(topic: 
     try:
         await publish([b"one", b"", b"two"])
         found = await read(source, 3)
-        # Of notifications the newest comes first: it makes the others old.
+        # The newest notification comes first: it makes the others old.
         assert found == [b"one", b"", b"two"] or not source.has_rows
         assert {*found} == {b"one", b"", b"two"}
         await publish([b"three"])
