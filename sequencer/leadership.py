@@ -273,12 +273,12 @@ class Leadership:
         A chain that was led before goes on without them: its leader has gone on without them, too,
         and a new one that needed them would fence it, and end.
         """
-        if self._sink is None and sight.is_published and sight.epoch > 0:
+        if self._sink is None and state.is_published and state.epoch > 0:
             _log.warning(
                 "chain %d: was published to topic %s, and this leader has no `kafka`: readers of "
                 "the topic will see nothing more, receivers are notified through the database",
                 self._config.chain_id,
-                sight.topic,
+                state.topic,
             )
         is_required = self._tuning.kafka_at_start == "required"
         if self._sink is not None and state.epoch == 0 and is_required:
