@@ -182,9 +182,7 @@ def orderchain_environment(
     has_kafka = asked_for.pop("kafka", True)
     kafka = request.getfixturevalue("orderchain_kafka").bootstrap if has_kafka else None
     if marker is not None:
-        asked = _make(
-            orderchain_database, kafka, orderchain_fresh_name, *marker.args, **asked_for
-        )
+        asked = _make(orderchain_database, kafka, orderchain_fresh_name, *marker.args, **asked_for)
         # A loop of its own, which leaves the one that the tests run on as it is.
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             runner.run(asked)
