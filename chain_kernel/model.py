@@ -308,7 +308,7 @@ class LeaseState(Struct, frozen=True, kw_only=True):
     topic: str
     partition: int
     is_published: bool = True
-    """Whether the last leader had a broker."""
+    """True if the last leader had a broker."""
     is_ours: bool = False
     """True if it is led by a take-over of the store that looks, whose answer never came."""
 

@@ -52,7 +52,7 @@ class ChainLine(Struct, frozen=True, kw_only=True):
     unpublished_seconds: float
     last_commit: str | None
     is_published: bool
-    """Whether its leader has a broker; otherwise receivers are notified through the database."""
+    """True if its leader has a broker; otherwise receivers are notified through the database."""
     topic: str
     partition_ids: int
     created: str

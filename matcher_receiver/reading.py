@@ -163,7 +163,7 @@ async def compare_last_batch(
 _COUNT_SECONDS: Final = 1.0
 
 _STEP_SECONDS: Final = 30.0
-"""How long heartbeats of a head that we have spare the look at the database."""
+"""Time for which heartbeats of a head that we have spare the look at the database."""
 
 CONFIRM_SECONDS: Final = 0.1
 """Time that live frames wait for the database to name a leader: as long as it usually takes, and

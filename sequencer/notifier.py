@@ -66,7 +66,7 @@ class Notifier:
         self._sent_ns = clock.monotonic_ns()
         self._unanswered_since_ns: int | None = None
         self.published_id = term.published_id
-        """Where the last term with a broker came to; the next take-over moves it to the head."""
+        """The end of the last term with a broker; the next take-over moves it to the head."""
         self.head_id, self._head_seal = term.last_id, term.last_seal
         self.refusal = ""
         """The reason why the last notification failed; empty when it did not."""

@@ -3,6 +3,7 @@
 `CONTRIBUTING.md` has the rules; this holds the worst of them down.
 """
 
+import ast
 import io
 import re
 import tokenize
@@ -86,6 +87,20 @@ def test_words_that_are_not_used_in_pages_and_statements() -> None:
         for path in sorted(ROOT.glob(pattern))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         for hit in hits_in(line.partition("--")[2] if path.suffix == ".sql" else line)
+    ] == []
+
+
+def test_titles_say_what_the_thing_is() -> None:
+    question = re.compile(r"(?:What|How|Whether|Where)\b")
+    folders = *(set(PRODUCT) - {"chain_verifier"}), "benchmarks", "tools"
+    assert [
+        f"{module.name}:{node.lineno}: {node.value.value.splitlines()[0]}"
+        for module in modules(*folders)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and question.match(node.value.value)
     ] == []
 
 
