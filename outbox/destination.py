@@ -92,6 +92,9 @@ class Destination(Config, frozen=True, kw_only=True):
     """The topic that messages go to, and the rules of their delivery.
 
     It is stored in the database, where every service finds it by its name.
+
+    Raises:
+        SettingError: a field is out of bounds, or two of them contradict each other.
     """
 
     name: Name

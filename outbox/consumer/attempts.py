@@ -481,7 +481,7 @@ class ParkedAttempt(Attempt):
             if not is_committing:
                 await self.fail(error)
             elif sqlstate_of(error) and not is_connection_lost(error, self.locking):
-                await uninterrupted(self._fail_anew(error))
+                await uninterrupted(self._fail_in_new_transaction(error))
             else:  # whether it has committed is found when it is taken again
                 self._break_off(error)
             return
@@ -503,7 +503,7 @@ class ParkedAttempt(Attempt):
         pause = self._pause_seconds() if is_lost or is_transient(error) else None
         if is_lost:
             if pause is None:
-                await self._fail_anew(error)
+                await self._fail_in_new_transaction(error)
             else:
                 self._break_off(error)
             return
@@ -519,7 +519,7 @@ class ParkedAttempt(Attempt):
             await outcomes.connections.commit(self.locking, self.outer)
         except AWAY as broken:
             if pause is None and self.locking.is_closed():
-                await self._fail_anew(error)
+                await self._fail_in_new_transaction(error)
             else:
                 self._break_off(broken)
             return
@@ -530,8 +530,8 @@ class ParkedAttempt(Attempt):
             outcomes.pace.broken_off(error)
             outcomes.keep_interruptions(delivery)
 
-    async def _fail_anew(self, error: BaseException) -> None:
-        """Store, in a new transaction, a failure that has ended the message's own one."""
+    async def _fail_in_new_transaction(self, error: BaseException) -> None:
+        """Store a failure that has ended the message's own transaction."""
         (delivery,) = self.deliveries
         outcomes = self.outcomes
         outcomes.connections.drop(self.locking)

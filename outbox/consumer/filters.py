@@ -53,7 +53,11 @@ class Filter:
 
 
 class MemoryFilter(Filter):
-    """Remembers the last ids in this process: between half of `ids_max` and all of it."""
+    """Remembers the last ids in this process: between half of `ids_max` and all of it.
+
+    Raises:
+        SettingError: `ids_max` is below 2.
+    """
 
     def __init__(self, ids_max: int = MEMORY_IDS_MAX) -> None:
         if ids_max < 2:
@@ -122,9 +126,11 @@ class RedisFilterConfig(Config, frozen=True, kw_only=True):
 class RedisFilter(Filter):
     """Remembers ids in Redis, by `SET NX` with an expiry.
 
-    Needs the extra `outbox`. Its memory may vanish at any time, but it must never go back: it must
-    not survive the database that it describes. After restoring the database from a backup, flush
-    the filter.
+    Its memory may vanish at any time, but it must never go back: it must not survive the database
+    that it describes. After restoring the database from a backup, flush the filter.
+
+    Raises:
+        ImportError: the extra `outbox` is not installed.
     """
 
     def __init__(self, config: RedisFilterConfig, clock: Clock | None = None) -> None:

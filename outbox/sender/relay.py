@@ -238,7 +238,7 @@ class Relay(ServiceOfParts):
             ("confirms", self._intake.run),
             ("topic errors", self._store_topic_errors),
             ("sweep", self._keep_sweeping),
-            ("retention", self._keep_tidy),
+            ("retention", self._maintain),
             (
                 "topics",
                 lambda: self._durability.keep_looking(
@@ -363,7 +363,7 @@ class Relay(ServiceOfParts):
             # For a topic that is usable, or may be tried again: look at what was left.
             self._woken.set()
 
-    async def _keep_tidy(self) -> None:
+    async def _maintain(self) -> None:
         while True:
             await self._read_destinations()
             await self._retention.try_to_keep()
