@@ -15,10 +15,11 @@ async def answering(
     ended = asyncio.Event()
     served: set[asyncio.Task[None]] = set()
 
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # At once: a caller may have given up before the first step of a task.
+        served.add(asyncio.create_task(serve(reader, writer)))
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = asyncio.current_task()
-        assert serving is not None
-        served.add(serving)
         try:
             await answer(reader, writer)
         finally:
@@ -35,7 +36,7 @@ async def answering(
         if hangs:
             await ended.wait()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(begin, "127.0.0.1", 0, ssl=tls)
     scheme = "http" if tls is None else "https"
     try:
         yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}", seen
