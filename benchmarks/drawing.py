@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _COLOURS: Final = {
     "engine": "#0b6e4f",
+    "engine_no_broker": "#2a9d8f",
     "bare_pages": "#5c677d",
     "bare_pipe": "#a9b4c6",
     "kafka_transactions_events": "#d1495b",
@@ -138,8 +139,8 @@ def _draw_open_load(lines: Lines) -> Figure:
 
 
 _WAY_COLOURS: Final = (
-    "engine", "event_sourcing", "kafka_transactions_events", "bare_pages",
-    "kafka_transactions_frames",
+    "engine", "event_sourcing", "engine_no_broker", "common_way", "kafka_transactions_events",
+    "bare_pages", "kafka_transactions_frames",
 )  # fmt: skip
 """Rivals whose colours the ways have."""
 

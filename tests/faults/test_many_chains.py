@@ -116,7 +116,12 @@ def _statements() -> Iterator[tuple[str, tuple[str, dict[str, str]]]]:
                 continue
             is_of_many = "$1::integer[]" in text
             # Another statement of the file goes in, or chains as constants: it is not sent so.
-            if "{statement}" in text or (is_of_many and path.parent.name == "chain_verifier"):
+            # Nor does it name a table: a notification.
+            if (
+                "{statement}" in text
+                or (is_of_many and path.parent.name == "chain_verifier")
+                or "pg_notify" in text
+            ):
                 continue
             is_of_one = name not in PIPELINE and not is_of_many
             is_constant = path.parent.name in ("gapfill", "sequencer") and is_of_one

@@ -52,7 +52,7 @@ def test_reference_has_every_name_of_both_doors(site: Path) -> None:
     for name in [*names, "chain_kernel.errors", *(f"outbox.{name}" for name in outbox.__all__)]:
         assert f'id="{name}"' in text, name
     # A docstring, and a field with its own.
-    assert "Which receiver of which chain this is" in text
+    assert "A receiver of one chain" in text
     assert "The name under which the checkpoint is stored." in text
 
 

@@ -289,7 +289,7 @@ def test_servers_of_the_tests_that_are_missing_are_installed_by_root_or_named(
 def test_setup_without_a_suitable_python_or_of_an_unknown_level_says_so(machine: Machine) -> None:
     done = machine.set_up("setup.sh", "some")
     assert done.returncode == 2
-    assert done.stderr == "setup: the level was 'some', expected light, demo, site or all\n"
+    assert done.stderr == "setup: the level was 'some', expected first, light, demo, site or all\n"
     machine.has_program("python3.11", "exit 1")
     machine.has_program("python3", "exit 1")
     done = machine.set_up()
