@@ -318,9 +318,9 @@ async def test_receivers_of_many_chains_start_at_once(
 
         async def live(chain: Chain) -> None:
             async with receiver_of(chain, role_dsn) as receiver:
-                await take(receiver, 1)
+                assert [event.key for event in await take(receiver, 1)] == ["first"]
                 await leaders[chain.chain_id].submit("second", b"")
-                await take(receiver, 1)
+                assert [event.key for event in await take(receiver, 1)] == ["second"]
 
         await asyncio.gather(*map(live, chains))
 
