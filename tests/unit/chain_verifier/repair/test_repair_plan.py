@@ -255,7 +255,14 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+BY_NIGHT = {"a record long after its commit"}
+"""It looks through each microsecond that a commit may have, for ten seconds."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in BY_NIGHT)) for name in CASES],
+)
 def test_only_what_a_seal_proves_is_written_and_the_rest_is_named(name: str) -> None:
     case = CASES[name]
     repairs, matching = plan(case.stored, case.offers, case.head, case.kept, case.epoch)
