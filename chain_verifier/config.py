@@ -1,4 +1,4 @@
-"""What is to be verified, how, and what is refused at once. Imports no Spark.
+"""Settings of a verification, and what is refused at once. Imports no Spark.
 
 A command line reads this at every start. It reads no source.
 """
@@ -52,10 +52,10 @@ CONNECTIONS_MAX: Final = 8
 """Maximum number of connections per scan: an auditor must not crowd out the sequencer."""
 
 CONNECT_SECONDS: Final = 10.0
-"""How long a server may take to answer a connection, unless the caller says otherwise."""
+"""Seconds that a server may take to answer a connection, unless the caller says otherwise."""
 
 READ_TIMEOUT_S: Final = 300
-"""How long a server may stay silent in the middle of a scan before it counts as gone."""
+"""Seconds that a server may stay silent in the middle of a scan before it counts as gone."""
 
 ConnectSeconds = Annotated[float, Meta(gt=0, le=3600)]
 
@@ -67,14 +67,14 @@ class DatabaseSource(Config, frozen=True, kw_only=True, tag=True):
     """A DatabaseConfig, or a libpq URL; the role needs SELECT only."""
     name: str = "database"
     connect_seconds: ConnectSeconds = CONNECT_SECONDS
-    """How long the server may take to answer a connection."""
+    """Seconds that the server may take to answer a connection."""
 
     def __repr__(self) -> str:
         return f"DatabaseSource(name={self.name!r})"
 
 
 class JournalSource(Config, frozen=True, kw_only=True, tag=True):
-    """What a receiver wrote: JSON Lines, uncompressed, read by position and by content."""
+    """A journal of a receiver: JSON Lines, uncompressed, read by position and by content."""
 
     path: Annotated[str, Meta(min_length=1)]
     """A file, or a URL, that the driver can read (with a remote master: every executor too)."""
@@ -85,7 +85,7 @@ class JournalSource(Config, frozen=True, kw_only=True, tag=True):
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """Its name in the report."""
         return f"journal:{self.path}"
 
 
@@ -101,7 +101,7 @@ class ParquetSource(Config, frozen=True, kw_only=True, tag=True):
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """Its name in the report."""
         return f"parquet:{self.path}"
 
 
@@ -111,18 +111,18 @@ def _check_place(path: str) -> None:
 
 
 class TopicSource(Config, frozen=True, kw_only=True, tag=True):
-    """What was published of a chain: frames on Kafka, up to the last offset at the start."""
+    """The published records of a chain: frames on Kafka, up to the last offset at the start."""
 
     kafka: str | KafkaConfig
     """A KafkaConfig, or the plaintext bootstrap servers, `host:port,host:port`."""
     topic: str | None = None
     """None: the database names it, if it is among the sources; else it has the default name."""
     connect_seconds: ConnectSeconds = CONNECT_SECONDS
-    """How long a broker may take to answer a connection or a request."""
+    """Seconds that a broker may take to answer a connection or a request."""
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """Its name in the report."""
         return "topic" if self.topic is None else f"topic:{self.topic}"
 
 
@@ -155,7 +155,7 @@ class ContradictedMark(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     verified_by: str
     verified_at: datetime
     count: int
-    """How many marks are contradicted, this one and later ones."""
+    """Number of marks that are contradicted, this one and later ones."""
 
 
 class VerifyRequest(Config, frozen=True, kw_only=True):
@@ -174,7 +174,7 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
     """A Spark master URL, or that of a server of Spark Connect (`sc://HOST:PORT`); None runs Spark
     inside this process, on all cores."""
     seals: bool = False
-    """Whether the seals of the database are recomputed, which reads every column of every row."""
+    """True if the seals of the database are recomputed, which reads every column of every row."""
     kept_seals: tuple[KeptSeal, ...] = ()
     """Checked against the database; imply `seals`: a seal alone says nothing about the rows."""
     contradicted_mark: ContradictedMark | None = None
@@ -185,7 +185,7 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
     client's number must not repeat anywhere. None: keys are not compared. Comparing them takes a
     separate pass."""
     findings_folder: str | None = None
-    """Where all findings are written, as Parquet and as JSON; a report keeps only a sample."""
+    """Folder to which all findings are written, as Parquet and as JSON; a report keeps a sample."""
     bucket_bits: Annotated[int, Meta(ge=1, le=62)] | None = None
     """Buckets hold 2^bits ids; None chooses by the span of ids. With fewer bits, fewer rows are
     read twice to name faults, and more rows are sent to the driver."""
@@ -194,7 +194,7 @@ class VerifyRequest(Config, frozen=True, kw_only=True):
 
     @property
     def checks_seals(self) -> bool:
-        """Whether seals are recomputed."""
+        """True if seals are recomputed."""
         return self.seals or bool(self.kept_seals) or self.contradicted_mark is not None
 
 

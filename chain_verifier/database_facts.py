@@ -35,7 +35,7 @@ class DatabaseHead(Struct, frozen=True, kw_only=True):
     last_id: int
     """head_persisted; 0 for an empty chain."""
     boundary_id: int = 0
-    """Where rows end that were archived and detached; 0 if none were."""
+    """The last id of rows that were archived and detached; 0 if none were."""
     first_row_id: int | None
     last_row_id: int | None
     """The lowest and the highest id that pages name; None when the chain has no page."""
@@ -199,6 +199,6 @@ class DatabaseFacts(ABC):
 
     @property
     def span(self) -> int:
-        """How many ids lie between the first row and the last."""
+        """Number of ids from the first row to the last."""
         first = self.head.first_row_id
         return 0 if first is None else self.last_row_id - first + 1

@@ -1,4 +1,4 @@
-"""What can be wrong with a chain. One class and a kind: a report is a table, not a tree."""
+"""Findings of a chain. One class and a kind: a report is a table, not a tree."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_id: int | None = None
     """Inclusive. None in a finding of one row."""
     rows: int | None = None
-    """How many rows there are from `id` to `last_id`. None in a finding of one row."""
+    """Number of rows from `id` to `last_id`. None in a finding of one row."""
     batches: int | None = None
-    """How many batches there are from `id` to `until_id`. None in a finding of one batch."""
+    """Number of batches from `id` to `until_id`. None in a finding of one batch."""
     pid: int | None = None
     ids: tuple[int, ...] = ()
     after_id: int | None = None
@@ -128,7 +128,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def singles(self) -> int:
-        """How many findings of a row, or of a batch, it stands for."""
+        """Number of findings of a row, or of a batch, that it stands for."""
         return self.rows or self.batches or 1
 
 
@@ -258,17 +258,17 @@ class Findings(Struct, frozen=True, kw_only=True):
     row_counts: dict[str, int] = {}
     """By kind, with one for each row, or batch, of those."""
     wholes: tuple[object, ...] = ()
-    """What gives all of them, row by row, for a caller that wants more than the sample: tuples of
-    findings, and frames of Spark."""
+    """All of them, row by row, for a caller that wants more than the sample: tuples of findings,
+    and frames of Spark."""
 
     @property
     def total(self) -> int:
-        """How many there are, kept or not."""
+        """Number of findings, kept or not."""
         return sum(self.counts.values())
 
     @property
     def total_by_row(self) -> int:
-        """How many there are if each row counts: as many as `wholes` give."""
+        """Number of findings if each row counts: as many as `wholes` give."""
         return sum(self.row_counts.values())
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Origin(Struct, frozen=True, kw_only=True):
-    """How a page came about, so that it can be filed, and made once more."""
+    """Origin of a page, so that it can be filed, and made once more."""
 
     made_at: datetime
     command: str

@@ -31,7 +31,7 @@ _URL_WITHIN: Final = re.compile(
 )
 
 _OTHER_NAMES: Final = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
-"""What Spark calls them."""
+"""Their names in Spark."""
 
 _SECRET: Final = re.compile(
     r"(?i:secret|password|token|signature|(?:access|account|api|private|shared)_?key)"

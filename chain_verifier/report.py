@@ -1,4 +1,4 @@
-"""What a verification found in one chain or several: as JSON for machines, lines for people."""
+"""The report of a verification, of one chain or several: as JSON, and as lines for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.StrEnum):
-    """What has been proven."""
+    """Degree to which a chain has been proven."""
 
     COMPLETE = "complete"
     """One path from start to head, and both came from outside the data."""
@@ -50,7 +50,7 @@ def verdict_of(findings: Findings, horizon: Horizon, *, is_proof: bool) -> Verdi
 
 
 class SourceReport(Struct, frozen=True, kw_only=True):
-    """What one source holds."""
+    """Contents of one source."""
 
     source: str
     verdict: Verdict
@@ -63,12 +63,12 @@ class SourceReport(Struct, frozen=True, kw_only=True):
     row_counts: dict[str, int]
     """The same, with one for each of the rows."""
     notes: tuple[str, ...]
-    """What is no fault, but should be known."""
+    """A fact that is no fault, but should be known."""
     seconds: float
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """How the rows of `source` differ from those of `against`."""
+    """Differences between the rows of `source` and those of `against`."""
 
     source: str
     against: str
@@ -162,11 +162,11 @@ class Report(Struct, frozen=True, kw_only=True):
     head_seal: str | None = None
     """In hexadecimal, as the database states it."""
     seals_checked: bool = False
-    """Whether every seal of the database was recomputed from the rows."""
+    """True if every seal of the database was recomputed from the rows."""
     exported_seals: ExportedSeals | None = None
     """Which seals that were kept outside fit the database; None if none were given."""
     keys_compared: bool = False
-    """Whether two rows under one key would have been found, between start and head."""
+    """True if two rows under one key would have been found, between start and head."""
     sources: tuple[SourceReport, ...]
     comparisons: tuple[Comparison, ...]
     counts: dict[str, int]
@@ -182,7 +182,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether something was proven, and there is no finding."""
+        """True if something was proven, and there is no finding."""
         return self.verdict in CLEAN_VERDICTS
 
     def to_dict(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class ChainsReport(Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether every chain was read to its end and proven, and there is no finding."""
+        """True if every chain was read to its end and proven, and there is no finding."""
         return not self.unverified and all(report.is_clean for report in self.reports)
 
     def to_json(self) -> str:

@@ -37,7 +37,7 @@ _NO_FOLDER: Final = {
     errno.EACCES, errno.EEXIST, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM,
     errno.EROFS,
 }  # fmt: skip
-"""What does not pass by itself, as a full disk does."""
+"""Errors that do not pass by themselves, such as a full disk."""
 
 _Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Hex64 = Annotated[str, Meta(pattern="^[0-9a-f]{128}$")]
@@ -68,7 +68,7 @@ class SealFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 
     @property
     def signed_text(self) -> str:
-        """What a signature covers: every field but the key and the signature."""
+        """Fields that a signature covers: all but the key and the signature."""
         return (
             f"orderchain seal {self.version}\nchain {self.chain_id}\nid {self.id}\n"
             f"seal {self.seal}\ncommitted {self.committed_at}\ndatabase {self.database_id}\n"

@@ -42,7 +42,7 @@ KEY_BITS: Final = 63
 
 
 class ScanPlan(Struct, frozen=True, kw_only=True):
-    """What every scan of one verification has in common."""
+    """Settings that every scan of one verification has in common."""
 
     key: int
     """Seeds every hash; drawn for each verification, so that no data can be made to fit."""
@@ -51,7 +51,7 @@ class ScanPlan(Struct, frozen=True, kw_only=True):
     leaf_bits: int
     """A damaged bucket is split down to 2^bits ids before its rows are read."""
     fingerprints: bool
-    """Whether whole rows are hashed, to be compared with another source."""
+    """True if whole rows are hashed, to be compared with another source."""
 
 
 def how_to_scan(request: VerifyRequest, spans: Iterable[int | None]) -> ScanPlan:
@@ -72,7 +72,7 @@ class ScannedSource(Struct, frozen=True, kw_only=True):
     buckets: list[Bucket]
     findings: Findings
     notes: tuple[str, ...]
-    """What is no fault, but should be known."""
+    """A fact that is no fault, but should be known."""
     rows_beyond: int
     """Rows after the head; whether they are wrong is not decided here."""
     beyond_id: int | None
@@ -140,12 +140,12 @@ class OpenTable(Protocol):
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """Its name in the report."""
         ...
 
     @property
     def has_positions(self) -> bool:
-        """Whether rows have an order of their own, which must be that of the chain."""
+        """True if rows have an order of their own, which must be that of the chain."""
         ...
 
     @property
@@ -176,7 +176,7 @@ T = TypeVar("T", bound=OpenTable)
 
 
 class Mode(Protocol[T]):
-    """What Spark and plain Python each do in their own way. Raises RefusedError, SourceBroken."""
+    """Work that Spark and Python each do in their own way. Raises RefusedError, SourceBroken."""
 
     def open(self, source: Source) -> T:
         """Open a source; the database comes before all others."""

@@ -25,7 +25,7 @@ _SQL: Final = load_sql("chain_verifier", "marks.sql")
 
 
 class VerifiedMark(Struct, frozen=True, kw_only=True):
-    """How far a chain was proven whole."""
+    """Place up to which a chain was proven whole."""
 
     until_id: int
     """The last row of a batch."""
@@ -34,13 +34,13 @@ class VerifiedMark(Struct, frozen=True, kw_only=True):
 
 
 class VerifiedExtent(Struct, frozen=True, kw_only=True):
-    """Where a chain begins and ends in its database, and how far it was verified."""
+    """Beginning and end of a chain in its database, and the place up to which it was verified."""
 
     database_id: UUID
     head: int
     published_id: int
     partition_ids: int
-    """How many ids a partition spans."""
+    """Number of ids that a partition spans."""
     boundary_id: int
     """Rows up to it are only in the archive; 0 for a chain that begins with its first row."""
     boundary_seal: bytes
@@ -50,7 +50,7 @@ class VerifiedExtent(Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> int:
-        """Where a verification of what is new begins.
+        """Beginning of a verification of what is new.
 
         It begins after the mark. If a mark is contradicted, it begins at the boundary: what was
         verified must then be verified once more.

@@ -1,4 +1,4 @@
-"""What an archive holds of one chain: a manifest beside its files, replaced as a whole."""
+"""The manifest of an archived chain: it lies beside its files, and is replaced as a whole."""
 
 from __future__ import annotations
 

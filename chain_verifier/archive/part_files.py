@@ -228,7 +228,7 @@ def _sha256(path: Place) -> str:
 
 
 class ArchiveReport(Struct, frozen=True, kw_only=True):
-    """What an archive was found to hold."""
+    """The contents of an archive."""
 
     chain_id: int
     database_id: str

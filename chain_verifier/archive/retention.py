@@ -31,7 +31,7 @@ _BOUNDS: Final = re.compile(r"FROM \('([0-9]+)'\) TO \('([0-9]+)'\)")
 
 
 class RetentionReport(Struct, frozen=True, kw_only=True):
-    """What was, or would be, detached."""
+    """Partitions that were, or would be, detached."""
 
     chain_id: int
     boundary_id: int
@@ -52,7 +52,7 @@ class _Partition(Struct, frozen=True):
 
 
 class RetentionRequest(Struct, frozen=True, kw_only=True):
-    """What may be detached, or dropped, who does it, and what must be kept."""
+    """Rules of retention: what may be detached or dropped, who does it, what must be kept."""
 
     chain_id: int
     until_id: int
@@ -260,7 +260,7 @@ class DetachedTable(Struct, frozen=True, kw_only=True):
 
 
 class DropReport(Struct, frozen=True, kw_only=True):
-    """What was, or would be, dropped."""
+    """Partitions that were, or would be, dropped."""
 
     chain_id: int
     tables: tuple[DetachedTable, ...]
@@ -269,7 +269,7 @@ class DropReport(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """What it frees."""
+        """Bytes that it frees."""
         return sum(table.bytes for table in self.tables)
 
 

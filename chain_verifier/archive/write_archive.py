@@ -45,7 +45,7 @@ _GROUP_BYTES: Final = 4 * 2**20
 
 
 class ArchivedRun(Struct, frozen=True, kw_only=True):
-    """What one run added to an archive."""
+    """Additions of one run to an archive."""
 
     chain_id: int
     after_id: int

@@ -1,1 +1,1 @@
-"""What a fault is: the checks themselves, which need no Spark and do no I/O."""
+"""The checks themselves: they define each fault, need no Spark and do no I/O."""

@@ -79,7 +79,7 @@ class Bucket(Struct, frozen=True, kw_only=True):
         return (self.number + 1) << self.bits
 
     def hides(self, node: int) -> bool:
-        """Whether `node`, if it is a row at all, is an inner row of this bucket."""
+        """Return whether `node`, if it is a row at all, is an inner row of this bucket."""
         return self.lower_id <= node < self.upper_id and node != self.last_id
 
 
@@ -134,7 +134,7 @@ class _Unrooted(Struct, frozen=True):
     pid: int
     ids: tuple[int, ...]
     leads_on: bool
-    """Whether the chain continues after one of them, so that the main path must come this way."""
+    """True if the chain continues after one of them, so that the main path must come this way."""
 
 
 def find_faults(
@@ -178,14 +178,14 @@ class _Graph:
         )
 
     def is_known(self, node: int) -> bool:
-        """Whether `node` is a row, or lies among rows that were not looked at one by one."""
+        """Return whether `node` is a row, or lies among rows that were not looked at one by one."""
         if node == self.start or node in self.rows:
             return True
         index = bisect_right(self._paths, (node, ID_MAX)) - 1
         return index >= 0 and self._paths[index][1] > node
 
     def leads_on(self, link: Link) -> bool:
-        """Whether the chain continues after `link`, or ends there as it should."""
+        """Return whether the chain continues after `link`, or ends there as it should."""
         is_path = link.first_id != link.last_id
         return is_path or link.last_id in self.children or link.last_id == self.end
 
@@ -293,7 +293,7 @@ def locate(
 
 
 class _Search:
-    """What is known of a source so far: closed buckets, rows of opened ones, and those given up.
+    """State of a source so far: closed buckets, rows of opened ones, and those given up.
 
     Every round opens, splits or gives up at least one closed bucket, so the search ends.
     """

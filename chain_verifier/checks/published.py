@@ -1,4 +1,4 @@
-"""What was published of a chain: what a topic holds, what it need not hold, and in which order.
+"""Records of a chain on Kafka: which a topic holds, which it need not hold, and their order.
 
 The records are taken one by one in the order of their offsets, and only summed up. Pure.
 """
@@ -62,7 +62,7 @@ class TopicLog:
 
     @property
     def heartbeats(self) -> int:
-        """How many genuine heartbeats there are."""
+        """Number of genuine heartbeats."""
         return self._counts["heartbeat"]
 
     def take(self, record: TopicRecord) -> None:
@@ -146,7 +146,7 @@ class PublishedTopic(ABC):
     _log: TopicLog
     _bounds: Bounds
     _head: DatabaseHead | None
-    """What the database says of the chain, if it is among the sources."""
+    """The database's record of the chain, if it is among the sources."""
     may_lack: Ranges
     """Ranges (after, until] that were never published, as the database says once the end of the
     topic is known."""
@@ -157,7 +157,7 @@ class PublishedTopic(ABC):
 
     @property
     def span(self) -> int:
-        """How many ids lie between the first row and the last."""
+        """Number of ids from the first row to the last."""
         return self._log.walk.highest - (self._log.walk.first_pid or 0)
 
     @property
@@ -167,7 +167,7 @@ class PublishedTopic(ABC):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the topic holds neither a frame nor a heartbeat of the chain: it shows nothing.
+        """True if the topic holds neither a frame nor a heartbeat of the chain: it shows nothing.
 
         The publisher of an idle chain sends heartbeats, so an idle chain does not look like this.
         """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 IMAGES: Final = ("ids", "pids", "keys", "event_times_ns", "payloads")
-"""What a seal covers of a batch: its columns as the database sends them, in this order."""
+"""Columns of a batch that a seal covers, in the order in which the database sends them."""
 
 _GUESSES_MAX: Final = 2
 """Maximum number of seals that a wrong one may represent: the one that follows from what is stored,
@@ -37,7 +37,7 @@ _INT_LENGTH: Final = (8).to_bytes(4, "big")
 
 
 class BatchRows(Struct, frozen=True):
-    """What the pages of a batch hold."""
+    """Contents of the pages of a batch."""
 
     rows: int
     ends: tuple[int, ...] | None
@@ -61,7 +61,7 @@ def stored_of(batch: Mapping[str, Any]) -> BatchRows:
 
 
 def _is_even(page: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the columns have one dimension, counted from 1, and one length.
+    """Return whether the columns have one dimension, counted from 1, and one length.
 
     Otherwise the same bytes could be those of other rows.
     """
@@ -88,7 +88,7 @@ class BatchCheck:
         """Begin anywhere in the chain; `genesis` is the seal that its genesis must have."""
         self._at_id = _GENESIS
         self._due: tuple[bytes, ...] = (genesis,)
-        """What the seal after the last batch should be; another one may be stored."""
+        """Seal due after the last batch; another one may be stored."""
 
     def follows(self, batch: Mapping[str, Any]) -> bool:
         """Return whether `batch` directly follows the last batch that was taken."""
@@ -213,7 +213,7 @@ ArchivedRow = tuple[int, int, str, int, bytes]
 
 
 class SealRun:
-    """How far a chain was checked: the last row, and the seal after it."""
+    """Place up to which a chain was checked: the last row, and the seal after it."""
 
     def __init__(self, chain_id: int, at_id: int, seal: bytes) -> None:
         self.at_id = at_id

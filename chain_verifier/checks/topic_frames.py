@@ -42,7 +42,7 @@ class TopicRecord(Struct, frozen=True, gc=False):
     seal_after: bytes = b""
     is_batch_end: bool = False
     sender: str | None = None
-    """How its sender is known, SIGNED, UNSIGNED or UNKNOWN_TERM; None without a database."""
+    """State of its sender: SIGNED, UNSIGNED or UNKNOWN_TERM; None without a database."""
     is_genuine: bool = False
     """Signed by a leader, and its seals are those of a batch of the database; True without a
     database."""
@@ -51,7 +51,7 @@ class TopicRecord(Struct, frozen=True, gc=False):
 
 
 class FrameMark(Struct, frozen=True):
-    """What is special about a frame that does not simply continue where the previous one ended."""
+    """Deviations of a frame that does not simply continue where the previous one ended."""
 
     highest_before: int
     """The highest id of the earlier frames."""
@@ -59,12 +59,12 @@ class FrameMark(Struct, frozen=True):
     """Ranges (after, until] of ids that earlier frames already hold."""
 
     def is_seen(self, row_id: int) -> bool:
-        """Whether an earlier frame holds the range of `row_id`."""
+        """Return whether an earlier frame holds the range of `row_id`."""
         return any(after < row_id <= until for after, until in self.seen)
 
 
 class TopicWalk:
-    """What the frames of a topic hold, taken one by one in the order of offsets."""
+    """Contents of the frames of a topic, taken one by one in the order of offsets."""
 
     def __init__(self) -> None:
         self.frames = 0
@@ -75,7 +75,7 @@ class TopicWalk:
         self.marks: dict[int, FrameMark] = {}
         """By offset."""
         self.is_late = False
-        """Whether some frame holds new rows after later ones."""
+        """True if some frame holds new rows after later ones."""
         self.falls: list[tuple[TopicRecord, int]] = []
         """Frames of new rows whose epoch is below that of earlier rows, and that one."""
         self._epoch = 0

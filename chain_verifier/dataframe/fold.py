@@ -30,7 +30,7 @@ def digest_of(state: object) -> bytes:
 
 
 class Fold(Struct, Generic[State], frozen=True, kw_only=True):
-    """How orders change a state. Deterministic: the same orders give the same state and outputs."""
+    """A state that orders change. The same orders must give the same state and outputs."""
 
     start: Callable[[str], State]
     """Returns the state of a group before its first order."""
@@ -72,9 +72,9 @@ class Piece(NamedTuple):
 
     group: str
     events: Any
-    """What `step` takes; nothing for a stored state."""
+    """Columns that `step` takes; nothing for a stored state."""
     stored_id: int = 0
-    """Where the stored state is: after the rows up to this id."""
+    """Place of the stored state: after the rows up to this id."""
     stored: bytes | None = None
     """Its digest; None for rows."""
     last_id: int = 0

@@ -41,12 +41,12 @@ _RESULT_COLUMNS: Final = (
 
 
 class Replayed(Struct, frozen=True):
-    """What a replay gave. Each use of a frame replays again: `results.persist()` keeps it."""
+    """Results of a replay. Each use of a frame replays again: `results.persist()` keeps it."""
 
     results: DataFrame
     """All results as they come; the frames below are parts of it."""
     compared: int = 0
-    """How many stored states it is compared with."""
+    """Number of stored states that it is compared with."""
     compared_id: int = 0
     """After which id the last of them was stored."""
 
@@ -57,7 +57,7 @@ class Replayed(Struct, frozen=True):
 
     @property
     def outputs(self) -> DataFrame:
-        """What the fold gave out, with the last row of the piece that gave it: `group, id, ...`.
+        """Outputs of the fold, with the last row of the piece that gave each: `group, id, ...`.
 
         An output of one of these names takes its place.
         """

@@ -42,11 +42,11 @@ _SOURCES: Final[Mapping[str, Callable[[ChainOptions], RangedRows]]] = {
 }
 
 _BEGINS: Final = "begins"
-"""Where an offset of a stream says where the rows of the chains began."""
+"""Name, in a stream's offset, of the place at which the rows of the chains began."""
 
 
 class Ranges(InputPartition):
-    """What one task reads."""
+    """Rows that one task reads."""
 
     def __init__(self, ranges: Sequence[RowRange]) -> None:
         super().__init__(None)

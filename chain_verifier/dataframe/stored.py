@@ -1,4 +1,4 @@
-"""What a replay is compared with: a fold by its name, and the states that services have stored."""
+"""Inputs of a replay: a fold by its name, and the states that services have stored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATE_COLUMNS: Final = ("group", "id", "digest")
 _SQL: Final = load_sql("chain_verifier.sources", "chains.sql")
 _TYPES: Final = {"smallint": "int", "integer": "int", "bigint": "bigint", "bytea": "bytea"}
 _SPARK: Final = {"int": "int", "bigint": "bigint", "bytea": "binary", "text": "string"}
-"""How PostgreSQL's types are read, and what they are in Spark; all others are read as texts."""
+"""Readers of PostgreSQL's types, with their types in Spark; all others are read as texts."""
 
 _FORMATS: Final = ("parquet", "json", "table", "database")
 _ARROW_RECORDS: Final = 10_000
@@ -44,10 +44,10 @@ _TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
 class Compared(Struct, frozen=True):
-    """What a replay has against the states that services have stored."""
+    """Differences of a replay from the states that services have stored."""
 
     states: int
-    """How many were compared; 0: nothing is known of any."""
+    """Number of states compared; 0: nothing is known of any."""
     differences: tuple[dict[str, Any], ...]
     """The first wrong one of each group."""
 

@@ -47,7 +47,7 @@ class TableCheck(Struct, frozen=True, kw_only=True):
 
     @property
     def source(self) -> str:
-        """What the report calls it."""
+        """Its name in the report."""
         return f"table:{self.name}"
 
     @property
@@ -61,7 +61,7 @@ class TableCheck(Struct, frozen=True, kw_only=True):
 
 
 class TableReport(Struct, frozen=True, kw_only=True):
-    """What was found in a table."""
+    """Findings in a table."""
 
     source: str
     rows: int
@@ -77,7 +77,7 @@ class TableReport(Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether rows were read, and nothing is wrong with them."""
+        """True if rows were read, and nothing is wrong with them."""
         return bool(self.rows) and not self.counts
 
     def lines(self) -> list[str]:

@@ -79,7 +79,7 @@ class KnownTable(DatabaseTable):
 
 
 class Proven(Struct, kw_only=True):
-    """What the joint look has shown of one chain; its own verification looks for the rest."""
+    """Results of the joint look at one chain; its own verification looks for the rest."""
 
     table: KnownTable
     scanned: ScannedSource | None = None

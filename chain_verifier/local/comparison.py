@@ -110,7 +110,7 @@ def _differences(own: _Rows, base: _Rows, *, to_end_of_base: bool = True) -> Ite
 
 
 class _Side(NamedTuple):
-    """How often an id occurs in one source, its lowest and its highest content."""
+    """Count of an id in one source, with its lowest and its highest content."""
 
     times: int
     lowest: _Content

@@ -54,7 +54,7 @@ class _Walk:
 
     @property
     def is_path(self) -> bool:
-        """Whether the rows, in their order, lead from the start to the head."""
+        """True if the rows, in their order, lead from the start to the head."""
         return self._is_path and self._horizon.head in (None, self._at_id)
 
     def take(self, rows: Sequence[Row]) -> None:

@@ -1,4 +1,4 @@
-"""What the local mode needs of a source, and the table on disk in which rows are put in order."""
+"""The port of the local mode's sources, and the table on disk in which rows are put in order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LocalTable(OpenTable, Protocol):
     """One source, opened: its rows, read again at every use."""
 
     is_sorted: bool
-    """Whether the first look has shown that ids rise from row to row."""
+    """True if the first look has shown that ids rise from row to row."""
 
     def pages(self, after_id: int = 0) -> Iterator[Sequence[Row]]:
         """Yield the rows; those up to `after_id` may be left out.

@@ -1,4 +1,4 @@
-"""What was published of a chain, read by plain Python frame by frame, never all at once."""
+"""The published records of a chain, read by plain Python frame by frame, never all at once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LocalTopicTable(PublishedTopic):
 
     @property
     def has_forged(self) -> bool:
-        """Whether there are frames that the database disowns."""
+        """True if there are frames that the database disowns."""
         return bool(self._log.forged)
 
     def forged_rows(self) -> Iterator[Row]:

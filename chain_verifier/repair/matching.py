@@ -43,8 +43,8 @@ is stored is judged at once, and never waits. A longer tail is written back in s
 
 _SENT_WITHIN: Final = timedelta(seconds=20)
 _CLOCKS_WITHIN: Final = timedelta(seconds=1)
-"""How long before its record's time a batch may have been committed, and how long after it by the
-clock of a broker that is behind: a search of 9 s at most. A leader sends within milliseconds."""
+"""A batch is committed at most so long before its record, and after it where the broker's clock is
+behind: a search of 9 s at most. A leader sends within milliseconds."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -67,7 +67,7 @@ class Offer(Struct, frozen=True, kw_only=True, gc=False):
     sent_at: datetime | None = None
     """When its frame was sent: the time of its commit is searched for shortly before."""
     is_signed: bool = False
-    """Whether a leader whom the database knows has signed it."""
+    """True if a leader whom the database knows has signed it."""
 
 
 class SourceMatching:
@@ -85,7 +85,7 @@ class SourceMatching:
         self.written: list[RepairPiece] = []
         self.left = list(survey.left)
         self.notes: list[str] = []
-        """What should be known of the source, once it was read."""
+        """Facts of the source that should be known once it was read."""
         self._survey = survey
         self._stored_head = head
         self._chain_id = chain_id
@@ -101,7 +101,7 @@ class SourceMatching:
         self._disowned: tuple[int, int, str] | None = None
         self._unmet = dict(survey.unmet)
         self._may_extend = has_tail and survey.at.id == head.id
-        """Whether the batch at the head has its entry, so that others may follow it."""
+        """True if the batch at the head has its entry, so that others may follow it."""
         self._has_tail = has_tail
 
     def wants(self, after_id: int, until_id: int) -> bool:

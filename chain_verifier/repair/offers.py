@@ -50,7 +50,7 @@ class ArchiveSource(Config, frozen=True, kw_only=True, tag=True):
 
     @property
     def name(self) -> str:
-        """What the plan calls it."""
+        """Its name in the plan."""
         return f"archive:{self.path}"
 
 

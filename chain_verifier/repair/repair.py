@@ -55,7 +55,7 @@ _RANGES_NAMED: Final = 20
 
 
 class RepairRequest(Struct, frozen=True, kw_only=True):
-    """What to repair from where, who does it, and why."""
+    """Settings of a repair: what, from where, by whom, and why."""
 
     chain_id: int
     database: str | DatabaseConfig
@@ -74,7 +74,7 @@ class RepairRequest(Struct, frozen=True, kw_only=True):
 
 
 class RepairPlan(Struct, frozen=True, kw_only=True):
-    """What is written back, and what is left."""
+    """The plan of a repair: what is written back, and what is left."""
 
     chain: int
     source: str
@@ -87,12 +87,12 @@ class RepairPlan(Struct, frozen=True, kw_only=True):
     head_after: int
     """The head once it is done; above `head` where rows are added after it."""
     moves_head: bool
-    """Whether the head is moved, or gets another seal: no leader may be alive then."""
+    """True if the head is moved, or gets another seal: no leader may be alive then."""
     notes: tuple[str, ...]
 
 
 class RepairOutcome(Struct, frozen=True, kw_only=True):
-    """What a repair did."""
+    """Results of a repair."""
 
     plan: RepairPlan
     act_id: int | None

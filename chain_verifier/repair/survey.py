@@ -1,4 +1,4 @@
-"""What of a stored chain does not fit: the stored batches, compared with their seals. Pure."""
+"""The stored batches of a chain, compared with their seals: those that do not fit. Pure."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Repair(Struct, frozen=True, kw_only=True, gc=False):
     was: SealedBatch | None
     """The stored entry; None where there is none."""
     rows: Sequence[ArchivedRow] | None
-    """What its pages are to hold; None: they stay as they are."""
+    """Contents due in its pages; None: they stay as they are."""
     is_tail: bool = False
-    """Whether it comes after the head."""
+    """True if it comes after the head."""
 
     @property
     def what(self) -> str:
-        """What is written, as a piece names it."""
+        """The name of what is written, as a piece gives it."""
         if self.is_tail:
             return "tail"
         if self.was != self.entry:

@@ -43,7 +43,7 @@ _ARRAYS: Final = {
 
 
 _LAG_SECONDS: Final = 60.0
-"""How long a server that lags is waited for: a stop of the query waits as long."""
+"""Seconds that a server that lags is waited for: a stop of the query waits as long."""
 
 _PAUSE_SECONDS: Final = 0.25
 

@@ -29,7 +29,7 @@ _KNOWN: Final = frozenset(
 
 
 class ChainOptions(Struct, frozen=True, kw_only=True):
-    """What is read."""
+    """Options of a source."""
 
     source: str
     """`database`, `topic`, `topic:NAME` or `archive:PLACE`."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 CHAIN_FOLDER: Final = "chain_id="
-"""What the name of a folder of Parquet begins with, if it holds the rows of the chain it names."""
+"""Prefix of the name of a folder of Parquet that holds the rows of the chain it names."""
 
 MIXED_FOLDERS: Final = f"not every file is in a folder {CHAIN_FOLDER}N"
 
@@ -112,7 +112,7 @@ class _File(NamedTuple):
 
     path: Path
     is_of_chain: bool
-    """Whether a folder names the chain of all rows: then a column of that name does not count."""
+    """True if a folder names the chain of all rows: then a column of that name does not count."""
     chain_id: int | None
 
 

@@ -35,12 +35,12 @@ _FETCH_BYTES: Final = 4 * 2**20
 """Bytes that a broker sends at once; the same amount waits while a page is looked at."""
 
 _SILENCE_S: Final = 30.0
-"""How long nothing may arrive before the broker counts as gone: records up to the end exist."""
+"""Seconds without a record before the broker counts as gone: records up to the end exist."""
 
 _CLOSE_S: Final = 5.0
 
 _TRIES: Final = 6
-"""How often a broker that accepts connections is asked, if it does not answer in time: a minute in
+"""Number of times that a broker that accepts connections is asked, if it is late: a minute in
 all with the default `connect_seconds`. One that is not there is asked once."""
 
 

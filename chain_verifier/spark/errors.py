@@ -1,4 +1,4 @@
-"""What Spark and Java raise, turned into what a caller can act on."""
+"""Errors of Spark and Java, turned into what a caller can act on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What a call to Spark raises."""
+"""Errors that a call to Spark raises."""
 
 _CAUSES_MAX: Final = 20
 """Java's chains of causes are short; a circular one must end too."""

@@ -27,7 +27,7 @@ _PARTITIONS_MAX: Final = 1_000
 """Parts of the shuffle of a chain whose ids skip widely, or whose span is not known."""
 
 _CLIENT_KEY: Final = r"(?s)\A.+#(0|[1-9][0-9]*)\z"
-"""What `chain_kernel.model` splits, except for numbers that are too large."""
+"""Names that `chain_kernel.model` splits, except for numbers that are too large."""
 
 
 def repeated_keys(table: Table, horizon: Horizon, window_rows: int, bits: int) -> Findings:

@@ -40,7 +40,7 @@ SETTINGS: Final = {
     # A folder `chain_id=7` is a number.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "true",
 }
-"""What every verification needs, whatever the caller's session has."""
+"""Settings that every verification needs, whatever the caller's session has."""
 
 
 def require_all_files(spark: SparkSession) -> None:

@@ -42,7 +42,7 @@ class Stretch(Struct, frozen=True, kw_only=True):
 
 
 class Scan(Struct, frozen=True, kw_only=True):
-    """What one scan found."""
+    """Results of one scan."""
 
     buckets: list[Bucket]
     """Sorted by id. For a source with positions, `is_whole` is not known, and False."""

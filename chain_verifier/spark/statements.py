@@ -1,4 +1,4 @@
-"""What statements find in a chain's database, read in Spark's workers by the driver of Python.
+"""Statements on a chain's database, run in Spark's workers by the driver of Python.
 
 The statements and the login are inside the function that a worker gets: they are in no plan, and so
 in no page or log of Spark.

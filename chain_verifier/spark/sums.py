@@ -42,7 +42,7 @@ _OF_PARTS: Final[dict[str, Any]] = {
     "first_position": F.min,
     "last_position": F.max,
 }
-"""How columns of parts become one; all others are summed."""
+"""Ways in which columns of parts become one; all others are summed."""
 
 _DIGEST_BITS: Final = 256
 _TEXTS: Final = ("key", "payload")

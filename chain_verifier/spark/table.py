@@ -26,7 +26,7 @@ rise by one from row to row of a block; blocks are named by their offset in the 
 
 
 ROWS: Final = "rows_held"
-"""How many rows a path has, which is described by the `pid` of its first row, its `first_id`, and
+"""Number of rows of a path, which is described by the `pid` of its first row, its `first_id`, and
 the `id` of its last row."""
 
 

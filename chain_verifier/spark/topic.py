@@ -1,4 +1,4 @@
-"""What was published of a chain: the frames of its topic, up to the end found at the start.
+"""The published records of a chain: the frames of its topic, up to the end at the start.
 
 Records are read and decoded inside Spark's Python workers. Each decoder is for `mapInArrow`:
 record batches of (offset, value) in, others out.
