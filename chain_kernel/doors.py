@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ def needs_extra(extra: str, door: str) -> Iterator[None]:
         found = ModuleNotFoundError(text, name=error.name)
         setattr(found, _EXTRA, extra)
         raise found from None
+
+
+def without_missing(names: list[str], lazy: Mapping[str, str], package: str) -> list[str]:
+    """Return `names`, without those of `lazy` where `package` is missing: a star needs no extra."""
+    is_there = find_spec(package) is not None
+    return [name for name in names if is_there or name not in lazy]
 
 
 def imported(

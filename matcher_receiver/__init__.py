@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chain_kernel.doors import imported, needs_extra
+from chain_kernel.doors import imported, needs_extra, without_missing
 
 with needs_extra("receiver", __name__):
     from chain_kernel.model import Gap, Snapshot
@@ -43,10 +43,12 @@ __all__ = [
     "State",
 ]
 
+_OF_KAFKA = {"KafkaFrameSource": "matcher_receiver.stores.kafka"}
+
 if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
+    __all__ = without_missing(__all__, _OF_KAFKA, "aiokafka")
 
     def __getattr__(name: str) -> object:
         """Import, at its first use, what needs a client of Kafka."""
-        module_of = {"KafkaFrameSource": "matcher_receiver.stores.kafka"}
-        found = globals()[name] = imported(__name__, name, module_of, {"matcher_receiver": "kafka"})
+        found = globals()[name] = imported(__name__, name, _OF_KAFKA, {"matcher_receiver": "kafka"})
         return found

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from chain_kernel.doors import imported, needs_extra
+from chain_kernel.doors import imported, needs_extra, without_missing
 
 with needs_extra("sequencer", __name__):
     from sequencer.config import SequencerConfig, SequencerTuning, TopicIntakeConfig
@@ -48,6 +48,7 @@ _OF_KAFKA = {
 """Names that need a client of Kafka, which a chain without a broker does not have."""
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept a misspelt name
+    __all__ = without_missing(__all__, _OF_KAFKA, "aiokafka")
 
     def __getattr__(name: str) -> object:
         """Import what `name` stands for at its first use."""

@@ -171,7 +171,8 @@ def test_door_of_the_wheel_needs_the_extra_of_what_is_asked_for_and_no_other(
     folder = make_environment(tmp_path, wheel, extra)
     done = run_in(folder, f"from orderchain import {', '.join(names)}")
     assert done.returncode == 0, done.stderr
-    for door in ("orderchain", "outbox"):
+    packages = {"sequencer": ["sequencer"], "receiver": ["matcher_receiver"]}
+    for door in ("orderchain", "outbox", *packages.get(extra, ())):
         done = run_in(folder, f"from {door} import *\nprint(*dir())")
         assert done.returncode == 0, done.stderr
         assert door != "orderchain" or set(names) <= {*done.stdout.split()}
