@@ -163,7 +163,8 @@ def _not_allowed(config: DatabaseConfig, login_that: str, error: Exception) -> C
 
 def pooler_found(config: DatabaseConfig, sign: str) -> PoolerFound:
     """Return the refusal of a pooler, which was known by `sign`."""
-    expected = f"a direct connection to PostgreSQL (this one goes through a pooler, {sign})"
+    what = "a direct connection to PostgreSQL, at the server's own port"
+    expected = f"{what} (this one goes through a pooler, {sign})"
     return PoolerFound("database", config.shown, expected)
 
 

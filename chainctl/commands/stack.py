@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from chainctl.settings import Settings
     from local_stack import LocalStack, StackStatus
 
+_KAFKA: Final = f"{ENVIRONMENT_PREFIX}KAFKA"
+
 
 @click.group(cls=Group)
 def stack() -> None:
@@ -87,6 +89,8 @@ def env(settings: Settings, as_json: bool) -> None:
         if not quoted.startswith("'"):  # it needs none, and gets them all the same
             quoted = f"'{quoted}'"
         data_text(f"export {name}={quoted}")
+    if _KAFKA not in variables:  # the one of another stack would be taken for this one's
+        data_text(f"unset {_KAFKA}")
 
 
 def stack_of(settings: Settings) -> LocalStack:

@@ -88,3 +88,20 @@ def test_stack_comes_up_is_reached_by_its_environment_and_goes_away(
     assert down.code == 0, down
     assert call("stack", "status", settings=settings).code == 1
     assert call("stack", "reset", "--yes", settings=settings).code == 0
+
+
+@pytest.mark.nightly
+@pytest.mark.postgres
+def test_stack_without_kafka_takes_back_the_setting_of_another_stack(
+    call: Call, server_folder: Path
+) -> None:
+    settings = {"CHAINCTL_STACK_DIR": str(server_folder / "stack")}
+    try:
+        assert call("stack", "up", "--no-kafka", settings=settings).code == 0
+        exported = call("stack", "env", settings=settings).out
+    finally:
+        assert call("stack", "reset", "--yes", settings=settings).code == 0
+    earlier = "export CHAINCTL_KAFKA=127.0.0.1:1"
+    shown = output_of("bash", "-c", f'{earlier}; eval "$1" && env', "-", exported)
+    assert "CHAINCTL_DATABASE=" in shown
+    assert "CHAINCTL_KAFKA=" not in shown

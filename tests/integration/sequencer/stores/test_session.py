@@ -168,7 +168,7 @@ async def test_pooler_is_refused(make_chain: MakeChain, postgres_server: Postgre
         config = msgspec.structs.replace(chain.config, database=through(chain.config, port))
         with pytest.raises(ConnectError) as raised:
             await open_sequencer(config).__aenter__()
-    shown = "a direct connection to PostgreSQL (this one goes through a pooler"
+    shown = "a direct connection to PostgreSQL, at the server's own port (this one goes through"
     assert shown in str(raised.value)
     assert "which hides the process that serves it" in str(raised.value)
     assert "\n" not in str(raised.value)
