@@ -25,7 +25,10 @@ Seconds = Annotated[float, Meta(gt=0, le=3600)]
 
 
 class SequencerTuning(Config, frozen=True, kw_only=True):
-    """Batching and waiting of a sequencer. The defaults suit orders of 100 to 1,000 bytes."""
+    """Batching and waiting of a sequencer. The defaults suit orders of 100 to 1,000 bytes.
+
+    Fields of frames, of publishing and of Kafka do nothing for a chain without a broker.
+    """
 
     batch_rows_max: Annotated[int, Meta(ge=1, le=BATCH_ROWS_MAX)] = 5_000
     """Rows per commit. More rows raise the rate a little, and the wait of the first row a lot."""

@@ -105,7 +105,8 @@ class SequencerStats(SequencerCounters):
     epoch: int = gauge_field("Epoch of this leader; 0 while it does not lead.")
     head_persisted: int = gauge_field("Last committed id.")
     head_published: int = gauge_field(
-        "Last id that the broker has acknowledged, or that was skipped on record, with all before."
+        "Last id that the broker has acknowledged, or that was skipped on record, with all before. "
+        "Without a broker the last committed id."
     )
     unpublished_seconds: float = gauge_field(
         "How long the oldest committed order has waited for the broker; 0 when none waits."
