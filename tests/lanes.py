@@ -2,7 +2,7 @@
 
 In a module of the night, the tests with `pytest.mark.merge` do not wait.
 
-`make test` is the lane of a merge. It holds every invariant, contract, mutation and fault, and one
+`make test` is the lane of a merge. It holds every guarantee, contract, mutation and fault, and one
 example of each thing that has many: one page run as typed, one demo, one Spark test per finding.
 """
 
@@ -65,7 +65,7 @@ SAMPLED: Final = (
     "integration/sequencer",
 )
 """Folders with one way to be wrong per test. The first tests of a module, which begins with what
-goes right, are of the merge lane, and its tests of cancellation and of invariants."""
+goes right, are of the merge lane, and its tests of cancellation and of guarantees."""
 SAMPLE: Final = 3
 
 _HERE: Final = Path(__file__).parent
@@ -84,7 +84,7 @@ def pytest_mark_nightly(items: list[pytest.Item]) -> None:
 
 
 def _stays(item: pytest.Item) -> bool:
-    return "cancel" in item.nodeid or item.get_closest_marker("invariant") is not None
+    return "cancel" in item.nodeid or item.get_closest_marker("guarantee") is not None
 
 
 def _mark(items: list[pytest.Item]) -> None:
