@@ -9,7 +9,8 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from chain_kernel.errors import ChainMissing, ConnectError, InputError
+from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.errors import ChainMissing, InputError
 from chain_kernel.sql import AUDITOR, load_sql, require_version
 from chain_verifier.config import CONNECT_SECONDS, ContradictedMark
 from chain_verifier.server import connection_to, run_alone
@@ -17,7 +18,6 @@ from chain_verifier.server import connection_to, run_alone
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clients.postgres import Connection
 
 
@@ -131,15 +131,18 @@ async def set_mark(
     """Move the mark to `until_id` after a verification that began after `after_id`, and found the
     `seal` of the batch that ends at `until_id`.
 
-    It is stored through `database`, or through `primary` if `database` is a standby. Returns
+    It is stored through `database`, or through `primary` if `database` is a standby or any of
+    several hosts, of which the first one to answer may be a primary that was replaced. Returns
     whether the mark moved: it does not if rows between the mark and `after_id` were left out, if
     there was nothing new, or if the batch has another seal by now.
+
+    Raises SettingError where `primary` may lead to a standby, ConnectError, RetryError.
     """
+    reading, writing = DatabaseConfig.of(database), DatabaseConfig.of(primary).for_writing()
     values = (chain_id, after_id, until_id, verified_by, seal)
-    async with connection_to(database, AUDITOR, connect_seconds) as connection:
-        if not await connection.fetchval(_SQL["is_standby"]):
-            return await connection.fetchval(_SQL["set_mark"], *values) is not None
-    async with connection_to(primary, AUDITOR, connect_seconds) as connection:
-        if await connection.fetchval(_SQL["is_standby"]):
-            raise ConnectError("database", "a standby", "the primary, to store a verified mark")
+    if reading.wants_newest:
+        async with connection_to(reading, AUDITOR, connect_seconds) as connection:
+            if not await connection.fetchval(_SQL["is_standby"]):
+                return await connection.fetchval(_SQL["set_mark"], *values) is not None
+    async with connection_to(writing, AUDITOR, connect_seconds) as connection:
         return await connection.fetchval(_SQL["set_mark"], *values) is not None

@@ -33,8 +33,11 @@ def beginning_of(
     A mark also shows a head that the chain had, whatever the database reports now. Where one is
     contradicted, everything up to there must be verified again. `extent` may have been read.
     """
+    from chain_kernel.clients.database_config import DatabaseConfig
     from chain_verifier.verified_mark import read_extent
 
+    if is_marked:
+        DatabaseConfig.of(_mark_dsn(settings)).for_writing()  # before work whose mark is refused
     try:
         extent = extent or read_extent(settings.audit_dsn(), chain_id, settings.connect_seconds)
     except (RefusedError, RetryError) as error:
@@ -58,6 +61,11 @@ def extents_of(settings: Settings, chains: Sequence[int]) -> dict[int, VerifiedE
         return {}  # the look at a single chain meets the same, and reports it
 
 
+def _mark_dsn(settings: Settings) -> str:
+    """Return the address of the primary, which stores a mark. Raises SettingError."""
+    return settings.database_dsn() if settings.database else settings.audit_dsn()
+
+
 def move_mark(settings: Settings, report: Report, actor: str) -> str:
     """Move the mark if the report is whole, and return the message about it."""
     from chain_verifier.report import Verdict
@@ -67,7 +75,7 @@ def move_mark(settings: Settings, report: Report, actor: str) -> str:
         return f"the verified mark of chain {report.chain_id} stays: not everything is whole"
     has_moved = set_mark(
         settings.audit_dsn(),
-        settings.audit_dsn() if not settings.database else settings.database_dsn(),
+        _mark_dsn(settings),
         report.chain_id,
         after_id=report.start,
         until_id=report.head,

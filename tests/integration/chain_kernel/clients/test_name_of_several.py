@@ -27,9 +27,11 @@ from chain_kernel.errors import (
     OrderchainError,
     RetryError,
     SchemaError,
+    SettingError,
 )
 from chain_kernel.model import ServerIdentity
 from chain_kernel.sql import AUDITOR, GAP_READER, schema_sql
+from chain_verifier.verified_mark import set_mark
 from chainctl.commands.doctor import look_at_hosts
 from chainctl.database import SQL, acting_on
 from chainctl.settings import Settings
@@ -180,6 +182,29 @@ async def test_command_acts_on_the_newest_primary_behind_a_name(
     await admin.execute("BEGIN; LOCK TABLE chain_act")
     with pytest.raises(RetryError, match="chain_act is locked"):
         await act(moves_to=order)
+    admin.terminate()
+
+
+async def test_mark_is_stored_on_the_newest_primary_of_several(named: Named) -> None:
+    """Whichever host is named first: an old primary that came back takes nothing of an auditor."""
+    primary, standby = named.pair
+    admin = await asyncpg.connect(primary.dsn(SUPERUSER, "postgres"))
+    async with admin.transaction():
+        await admin.execute(schema_sql())
+    batch = await (await StoredChain.create(admin, 1)).commit(3)
+    await named.caught_up()
+    named.pair.promote()
+    any_of, newest = (named.pair.dsn(SUPERUSER, "postgres", target) for target in ("", "primary"))
+    given: dict[str, Any] = {"after_id": 0, "until_id": batch.last_id, "seal": batch.seal}
+
+    async def mark(reads: str, writes: str) -> bool:
+        return await asyncio.to_thread(set_mark, reads, writes, 1, verified_by="eve", **given)
+
+    assert await mark(any_of, newest)
+    marks = "SELECT count(*) FROM chain_verified"
+    assert (primary.execute(marks), standby.execute(marks)) == ("0", "1")
+    with pytest.raises(SettingError, match="target_session_attrs"):
+        await mark(any_of, any_of)
     admin.terminate()
 
 

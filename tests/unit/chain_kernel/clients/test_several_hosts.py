@@ -4,12 +4,14 @@ One that answers may be a standby that lags: what is read there is not what was 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import ConnectError, SettingError
+from chain_verifier.verified_mark import set_mark
 from chainctl.database import connected_to
 from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
@@ -18,7 +20,15 @@ from outbox import Consumer, ConsumerConfig, Relay, RelayConfig
 from outbox.roles import OUTBOX_OPERATOR
 from tests.command_call import call_here
 
-ANY = "postgresql://u@one.example,two.example/orders?sslmode=disable"
+# Nothing listens there: what is not refused finds no server.
+ANY = "postgresql://u@127.0.0.1:1,127.0.0.1:2/orders?sslmode=disable"
+
+
+def mark(dsn: str) -> None:
+    with suppress(ConnectError):
+        set_mark(dsn, dsn, 1, after_id=0, until_id=1, seal=b"", verified_by="eve")
+
+
 WRITERS: dict[str, Callable[[str], Any]] = {
     "sequencer": lambda dsn: open_sequencer(
         SequencerConfig(chain_id=1, database=dsn, kafka="unused:9092")
@@ -30,6 +40,7 @@ WRITERS: dict[str, Callable[[str], Any]] = {
     "consumer": lambda dsn: Consumer(
         ConsumerConfig(database=dsn, kafka="unused:9092", name="c", topics=("t",))
     ),
+    "verified mark": mark,
 }
 
 

@@ -21,6 +21,7 @@ from tests.opened import connected
 from tests.stored_pages import as_owner
 
 DELETED = FILLED_ROWS // 2
+SEVERAL = "postgresql://u@127.0.0.1:1,127.0.0.1:2/orders"
 WAITS = """
 SELECT count(*) > 0 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
  WHERE datname = current_database() AND NOT granted
@@ -168,6 +169,7 @@ def test_verify_with_options_that_do_not_go_together_is_refused_naming_one(
         (("--local", "--findings", "here"), "--findings was"),
         (("table", "t"), "--chain belongs after table"),
         (("replay", "m:F"), "--chain belongs after replay"),
+        (("--since-verified", "--database", SEVERAL), "target_session_attrs"),
     ],
 )
 def test_verify_refuses_every_option_that_it_would_not_use(
