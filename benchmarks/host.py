@@ -118,6 +118,8 @@ def _tree_cpu_seconds(process_id: int, children: dict[int, list[int]]) -> float:
 def _children() -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal() and (fields := stat_fields(folder.name)):
-            found.setdefault(int(fields[1]), []).append(int(folder.name))
+        name = folder.name
+        is_number = name.isascii() and name.isdecimal()
+        if is_number and (fields := stat_fields(name)):
+            found.setdefault(int(fields[1]), []).append(int(name))
     return found

@@ -38,9 +38,9 @@ def client_key(client: str, number: int) -> str:
 def split_client_key(key: str) -> tuple[str, int] | None:
     """Return client and number of `key`; None when it is a free-form key."""
     client, _, digits = key.rpartition(SEPARATOR)
-    if not client or not digits.isdecimal() or len(digits) > _DIGITS_MAX:
+    if not (client and digits.isascii() and digits.isdecimal()) or len(digits) > _DIGITS_MAX:
         return None
-    if (digits[0] == "0" and len(digits) > 1) or not digits.isascii():
+    if digits[0] == "0" and len(digits) > 1:
         return None
     number = int(digits)
     return (client, number) if number <= ID_MAX else None

@@ -86,7 +86,7 @@ async def _keep_watchdog() -> None:
     """
     interval = os.environ.get("WATCHDOG_USEC", "")
     is_ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-    if not (is_ours and interval.isdecimal()):
+    if not (is_ours and interval.isascii() and interval.isdecimal()):
         return
     while True:
         _notify("WATCHDOG=1")

@@ -142,7 +142,7 @@ def partition_of(source: str) -> tuple[str, int]:
     """Return topic and partition of topic:TOPIC:PARTITION. Raises SettingError."""
     kind, _, place = source.partition(":")
     topic, _, partition = place.rpartition(":")
-    if kind != "topic" or not partition.isdecimal():
+    if kind != "topic" or not (partition.isascii() and partition.isdecimal()):
         raise SettingError("source", source, "topic:TOPIC:PARTITION: a file is read in whole")
     return topic, int(partition)
 

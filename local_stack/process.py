@@ -119,7 +119,8 @@ def children_of(process: ProcessIdentity) -> list[ProcessIdentity]:
         return []
     found = []
     for entry in _PROC.iterdir():
-        fields = stat_fields(entry.name) if entry.name.isdigit() else None
+        is_number = entry.name.isascii() and entry.name.isdecimal()
+        fields = stat_fields(entry.name) if is_number else None
         if fields is not None and int(fields[1]) == process.process_id:
             found.append(identify(int(entry.name)))
     return [child for child in found if child is not None]

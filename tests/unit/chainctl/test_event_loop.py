@@ -66,11 +66,12 @@ def test_watchdog_with_an_interval_is_fed_while_the_service_runs(
     assert run_async(serve()) >= 3
 
 
-def test_watchdog_of_another_process_is_not_fed(
-    systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("interval", "of_another"), [("2000", 1), ("\u0662", 0), ("", 0)])
+def test_watchdog_of_another_process_or_without_a_number_is_not_fed(
+    systemd: socket.socket, monkeypatch: pytest.MonkeyPatch, interval: str, of_another: int
 ) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", "2000")
-    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid() + 1))
+    monkeypatch.setenv("WATCHDOG_USEC", interval)
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid() + of_another))
     run_async(asyncio.sleep(0))
     assert received(systemd) == []
 
