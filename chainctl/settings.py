@@ -406,18 +406,20 @@ def named_as_settings(fields: Mapping[str, str]) -> Iterator[None]:
         raise SettingError(name, error.value, error.expected) from None
 
 
-def checked_dsn(name: str, value: str, ways: str = "") -> str:
+def checked_dsn(name: str, value: str, ways: str = "", *, writes: bool = False) -> str:
     """Return `value` when it is a libpq URL, or libpq's keywords, that can be used.
 
-    `ways` says how it can be set, where it is no setting. Raises SettingError, which shows no
-    password.
+    `ways` says how it can be set, where it is no setting; what `writes` is refused where a standby
+    may be chosen. Raises SettingError, which shows no password.
     """
     from chain_kernel.clients.database_config import DatabaseConfig
 
     if not value:
         raise SettingError(name, value, f"a PostgreSQL URL, by {ways or _ways(name)}")
     try:
-        DatabaseConfig.of(value)
+        config = DatabaseConfig.of(value)
+        if writes:
+            config.for_writing()
     except SettingError as error:
         field = name if error.field == "database" else f"{error.field} of {name}"
         raise SettingError(field, error.value, error.expected) from None

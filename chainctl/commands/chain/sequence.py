@@ -240,11 +240,12 @@ def sequencer_config(
 
 def judge(settings: Settings) -> None:
     """Check all settings as a start does; an address may be missing. Raises SettingError."""
-    for name in ("gap_database", "audit_database", "callback_database"):
+    read, written = ("gap_database", "audit_database"), ("database", "callback_database")
+    for name in (*read, *written):
         given = getattr(settings, name)
         for address in given if isinstance(given, tuple) else (given,):
             if address:
-                checked_dsn(name, address)
+                checked_dsn(name, address, writes=name in written)
     database, kafka = (
         settings.database or "postgresql://any@localhost/any",
         settings.kafka or "any:1",

@@ -152,6 +152,12 @@ def test_value_out_of_bounds_is_refused_by_what_it_configures(field: str, value:
         ("kafka", "host"),
         ("database", "no url"),
         ("gap_database", "no url"),
+        # One that answers may lag, or was replaced: no login writes there.
+        *(
+            (name, f"postgresql://u@{hosts}")
+            for name in ("database", "callback_database")
+            for hosts in ("one.example,two.example/d", "h/d?target_session_attrs=standby")
+        ),
     ],
 )
 def test_what_a_start_refuses_is_refused_wherever_settings_are_looked_at(
