@@ -22,6 +22,7 @@ from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold, Piece, run_fold
 from chain_verifier.dataframe.stream import EVENT, replayed_stream
+from chain_verifier.spark.own_session import require_all_files
 from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
@@ -98,10 +99,12 @@ def replay(
     A stream of rows gives the state of each group after each micro-batch that has orders of it.
     Spark keeps it, in RocksDB alone; the orders of a group in one micro-batch fit into memory.
 
-    Raises AnalysisException for a fold whose outputs are no columns, SettingError for `states`
-    of a stream and for a module that has changed since workers have it, InputError for a stored
-    state without id or digest, or a digest that is neither bytes nor hex as text.
+    Raises AnalysisException for a fold whose outputs are no columns, SettingError for a session
+    that leaves broken or missing files out, for `states` of a stream and for a module that has
+    changed since workers have it, InputError for a stored state without id or digest, or a digest
+    that is neither bytes nor hex as text.
     """
+    require_all_files(rows.sparkSession)
     ship(rows.sparkSession, *fold.modules)
     if until is not None:
         rows = rows.where(F.col("id") <= until)
@@ -118,6 +121,7 @@ def replay(
     rows = rows.withColumn(_STORED, F.lit(None).cast("binary"))
     count = last_id = 0
     if states is not None:
+        require_all_files(states.sparkSession)
         # Without ANSI, a number that does not fit would be cast to another one.
         states = _with_bytes(states).withColumn("id", F.col("id").try_cast("bigint"))
         count, last_id = _seen(states, until)

@@ -23,7 +23,7 @@ from chain_verifier.sources.database import DatabaseRows, Extent
 from chain_verifier.sources.options import ChainOptions
 from chain_verifier.sources.table import open_files, open_table
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
-from chain_verifier.spark.own_session import ARROW_RECORDS, require_all_files
+from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.statements import WorkerLogin, find
 
 if TYPE_CHECKING:
@@ -105,7 +105,6 @@ def read_states(
 
 def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource) -> DataFrame:
     if kind == "table":
-        require_all_files(spark)
         return open_table(spark, name)
     if kind == "database":
         return _open_stored(spark, name, database)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from chain_kernel.errors import (
     ChainMissing,
@@ -31,7 +32,7 @@ from chain_verifier.config import (
     VerifyRequest,
 )
 from chain_verifier.dataframe.frame import verify_frame
-from chain_verifier.dataframe.stored import read_states
+from chain_verifier.dataframe.replay import replay
 from chain_verifier.findings import Finding, Kind
 from chain_verifier.local.verify import verify_locally
 from chain_verifier.report import Report, Verdict
@@ -41,6 +42,7 @@ from tests.lanes import at_night
 from tests.stored_pages import execute
 
 from .agreement import verified_by_both
+from .dataframe.books import BY_COLUMN
 from .parquet_layouts import OTHER_LAYOUTS, write_layout
 from .planted_faults import CHAIN_ID, Row, chain_of, head_of, write_journal
 from .stored_rows import store
@@ -487,10 +489,11 @@ def test_path_is_no_pattern_and_other_columns_are_left_alone(
     half, rest = (pq.read_table(tmp_path / f"{number}.parquet") for number in (0, 1))
     table = pa.concat_tables([half, rest])
     pq.write_table(table, tmp_path / "day1.parquet")
-    pq.write_table(pa.concat_tables([table[:25], table[26:]]), tmp_path / "day[1].parquet")
-    source = ParquetSource(path=str(tmp_path / "day[1].parquet"))
-    report = agreed(source, head=HEAD)
-    assert report.findings == (Finding(source=source.name, **gap(25)),)
+    for name in ("day[1]", "day*", "day?", "day{1,2}", r"day\1"):  # day1, each as a pattern
+        source = ParquetSource(path=str(tmp_path / f"{name}.parquet"))
+        pq.write_table(pa.concat_tables([table[:25], table[26:]]), source.path)
+        report = agreed(source, head=HEAD)
+        assert report.findings == (Finding(source=source.name, **gap(25)),), name
     for name, column in OTHER_COLUMNS.items():
         path = tmp_path / f"{name}.parquet"
         pq.write_table(table.append_column(name, column), path)
@@ -579,6 +582,17 @@ def test_columns_are_those_of_the_files_wherever_they_are(
             (root / below).rename(tmp_path / f"{number} {below}")
 
 
+def require_refused(spark: SparkSession, frame: DataFrame, setting: str) -> None:
+    """Require that `frame` is neither verified nor replayed, nor taken for stored states."""
+    for judge in (
+        verify_frame,
+        partial(replay, fold=BY_COLUMN),
+        lambda states: replay(spark.range(1, 9), BY_COLUMN, states=states),
+    ):
+        with pytest.raises(SettingError, match=setting):
+            judge(frame)
+
+
 def test_files_that_a_session_would_leave_out_are_not_proven(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -592,16 +606,11 @@ def test_files_that_a_session_would_leave_out_are_not_proven(
         with pytest.raises(SourceBroken, match="not a Parquet file"):
             verify(asked, callers)
         frame = callers.read.parquet(str(tmp_path))
-        with pytest.raises(SettingError, match=LEAVING_OUT[0]):
-            verify_frame(frame, pid="pid")
+        require_refused(spark, frame, LEAVING_OUT[0])
     with own_session(spark) as callers:
         # As a session has it that was started so: it rules tables of Hive.
         callers.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
-        stated = DatabaseSource(database="postgresql://auditor@127.0.0.1:1/x")
         for name in LEAVING_OUT_OF_HIVE:
             callers.conf.set(name, "true")
-            with pytest.raises(SettingError, match=name):
-                verify_frame(callers.range(1, 9), start=None)
-            with pytest.raises(SettingError, match=name):
-                read_states(callers, "table:states", stated, 7)
+            require_refused(spark, callers.range(1, 9), name)
             callers.conf.set(name, "false")
