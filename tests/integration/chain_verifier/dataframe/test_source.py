@@ -18,6 +18,7 @@ import orderchain.spark
 from chain_kernel.errors import RetryError, RowsArchived, RowsMissing
 from chain_verifier.archive.write_archive import write_archive
 from chain_verifier.dataframe.fold import Fold
+from chain_verifier.dataframe.frame import verify_frame
 from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
 from chain_verifier.sources.options import ChainOptions
 from chain_verifier.spark.own_session import own_session
@@ -172,6 +173,9 @@ def test_frame_has_all_rows_for_each_query_whatever_an_earlier_one_filtered(
         after = frame.where(F.col("id") > id_of(ROWS[59]))
         until = frame.where(F.col("id") <= id_of(ROWS[9]))
         assert [frame.count(), after.count(), frame.count()] == [95, 35, 95]
+        assert verify_frame(frame, pid="pid").isEmpty()
+        (state,) = orderchain.spark.replay(frame, BY_COLUMN).states.collect()
+        assert state["rows"] == 95
         assert found(after.union(until)) == expected([*ROWS[:10], *ROWS[60:]])
         assert after.crossJoin(until.select(F.col("id").alias("other"))).count() == 350
         next_ones = frame.alias("a").join(frame.alias("b"), F.expr("a.id = b.pid AND a.id > 0"))
