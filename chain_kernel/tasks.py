@@ -70,6 +70,11 @@ class HomeLoop:
         """Remember the running loop."""
         self._loop = asyncio.get_running_loop()
 
+    def join(self) -> None:
+        """Remember the running loop. Raises SettingError where another one is remembered."""
+        self.check()
+        self.enter()
+
     def leave(self) -> None:
         """Forget it: what is closed may be asked from anywhere."""
         self._loop = None

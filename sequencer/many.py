@@ -17,7 +17,7 @@ from chain_kernel.clock import SystemClock
 from chain_kernel.doors import needs_extra
 from chain_kernel.errors import SettingError
 from chain_kernel.process import calm_collector
-from chain_kernel.tasks import uninterrupted
+from chain_kernel.tasks import HomeLoop, uninterrupted
 from chain_kernel.text import SummedLog
 from sequencer.leadership import PostgresLease
 from sequencer.service import Sequencer, sink_of
@@ -69,6 +69,7 @@ class SharedConnections(ClosedAtExit):
             SettingError: the configs have more than one database, or other deadlines for it.
         """
         first = _checked(configs, connections)
+        self._home = HomeLoop("shared connections")
         self._clock = SystemClock()
         self._chains = len(configs)
         self._asks_each = DatabaseConfig.of(first.database).for_writing().may_move
@@ -88,6 +89,7 @@ class SharedConnections(ClosedAtExit):
 
     async def __aenter__(self) -> Self:
         """Open the first connection; raises as a sequencer that starts."""
+        self._home.join()
         await self._lines[0].session()
         return self
 
@@ -128,7 +130,8 @@ class SharedConnections(ClosedAtExit):
         return TopicIntake(config, sequencer, source=source, on_progress=on_progress)
 
     async def close(self) -> None:
-        """Close the connections, once all sequencers and intakes are closed; never raises."""
+        """Close the connections, once all sequencers and intakes are closed."""
+        self._home.check()
         if self._joint is not None:
             await self._joint.close()
         lines = (line.close() for line in self._lines)

@@ -107,8 +107,7 @@ class Listener(ClosedAtExit):
 
     async def listen(self) -> None:
         """Begin to listen."""
-        self._home.check()
-        self._home.enter()
+        self._home.join()
         lines = _OPEN.setdefault(asyncio.get_running_loop(), {})
         if self._key not in lines:
             lines[self._key] = _Line(self._config)

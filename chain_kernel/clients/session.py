@@ -39,6 +39,7 @@ from chain_kernel.clients.postgres_errors import (
 from chain_kernel.clock import Backoff
 from chain_kernel.errors import ConnectError, DurabilityError, RetryError
 from chain_kernel.sql import AUDITOR, GAP_READER, NUMBERED, chain_tables, with_constant
+from chain_kernel.tasks import HomeLoop
 from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
@@ -115,7 +116,11 @@ class ClosedAtExit(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close what it holds; never raises, never waits beyond its deadline."""
+        """Close what it holds, within its deadline.
+
+        Raises:
+            SettingError: in another event loop or thread than the one that opened it.
+        """
 
 
 class SyncWaitCancelled(ConnectionError):
@@ -305,6 +310,7 @@ class Session:
 
     Raises:
         RetryError: it is not known whether the statement was executed.
+        SettingError: in another event loop or thread than the one that opened it.
         ConnectError: the settings cannot lead to a connection.
         SchemaError: the schema is of another version, or hides rows from this login.
         OrderchainError: another of the errors that `refusal` and `statement_refusal` return.
@@ -334,6 +340,7 @@ class Session:
         self._prepare = prepare
         self._refusal = refusal
         self._busy = Backoff(*_BUSY_PAUSE_SECONDS, random=random)
+        self.home = HomeLoop(config.application_name)
         self._turn = asyncio.Lock()
         self._failed: Exception | None = None  # what the last connect raised
         self._connects = 0
@@ -387,7 +394,9 @@ class Session:
             await transaction.commit()
 
     async def close(self) -> None:
-        """Close; never raises, never waits beyond `close_seconds`."""
+        """Close, within `close_seconds`. Raises SettingError in another event loop."""
+        self.home.check()
+        self.home.leave()
         self._keep()
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -399,6 +408,7 @@ class Session:
 
     @asynccontextmanager
     async def _held(self) -> AsyncIterator[Connection]:
+        self.home.join()
         connects = self._connects
         async with self._turn:
             if self._failed is not None and self._connects != connects:

@@ -49,9 +49,8 @@ class SharedSession(ClosedAtExit):
 
         Raises SettingError in another event loop or thread, until it is closed.
         """
-        self._home.check()
+        self._home.join()
         if self._shared is None:
-            self._home.enter()
             on_loop = _OPEN.setdefault(asyncio.get_running_loop(), {})
             self._shared = on_loop.setdefault(self._key, _Shared(self._config))
             self._shared.users += 1

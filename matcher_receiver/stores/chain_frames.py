@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from chain_kernel.doors import needs_extra
 from chain_kernel.errors import OrderchainError, RetryError, SettingError
+from chain_kernel.tasks import HomeLoop
 from matcher_receiver.config import KafkaSourceConfig
 from matcher_receiver.listening import OptionalFrames
 from matcher_receiver.stores.notified import NotifiedFrames, listened_to
@@ -46,6 +47,7 @@ class ChainFrames:
             expected = "a primary that is read, and listened to, or `kafka`"
             raise SettingError("gap_databases", "none that means one", expected)
         self._frames: KafkaFrameSource | NotifiedFrames | OptionalFrames | None = None
+        self._home = HomeLoop("frame source")
         self._looked_at = 0.0
         self._has_warned = False
 
@@ -64,16 +66,19 @@ class ChainFrames:
 
         Raises ConnectError, TopicError, and as `chain_kernel.ports.GapSource.standing`.
         """
+        self._home.join()
         place = self._place_of((await self._gap_source.standing(0)).head)
         frames = self._frames
         if frames is None or frames.place != place:  # it may change between two tries
-            await self.close()
+            if frames is not None:
+                await frames.close()
             frames = self._frames = self._frames_of(place)
         await frames.start()
         self._looked_at = asyncio.get_running_loop().time()
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
         """Return the next records."""
+        self._home.check()
         if self._frames is None:
             raise SettingError("frame source", "not started", "start() first")
         try:
@@ -85,7 +90,9 @@ class ChainFrames:
         return found
 
     async def close(self) -> None:
-        """Close."""
+        """Close. Raises SettingError in another event loop."""
+        self._home.check()
+        self._home.leave()
         if self._frames is not None:
             await self._frames.close()
 

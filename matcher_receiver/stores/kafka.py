@@ -24,6 +24,7 @@ from chain_kernel.clients.session import ClosedAtExit
 from chain_kernel.clients.topics import describe_topic
 from chain_kernel.errors import RetryError, SettingError, TopicError
 from chain_kernel.frame import topic_refusal
+from chain_kernel.tasks import HomeLoop
 from chain_kernel.text import reason_of
 from chain_kernel.tracing import find_tracing, traced_record
 
@@ -53,6 +54,7 @@ class KafkaFrameSource(ClosedAtExit):
         self._role = f"receiver-{config.topic}"
         self._doing = f"read topic {config.topic}"
         self._at = TopicPartition(config.topic, config.partition)
+        self._home = HomeLoop(self._role)
         self._consumer: AIOKafkaConsumer | None = None
         self._is_away = False
         self._next_probe = 0.0
@@ -74,6 +76,7 @@ class KafkaFrameSource(ClosedAtExit):
 
     async def start(self) -> None:
         """Check the topic and go to the live end."""
+        self._home.join()
         try:
             async with connecting(self._kafka, self._config.connect_seconds, doing=self._doing):
                 await self._check_topic()
@@ -88,6 +91,7 @@ class KafkaFrameSource(ClosedAtExit):
         Raises RetryError when the broker does not answer, which is asked when nothing has come, and
         for a record that cannot be decoded: it goes on after that.
         """
+        self._home.check()
         consumer = self._running()
         try:
             found = await consumer.getmany(
@@ -133,7 +137,9 @@ class KafkaFrameSource(ClosedAtExit):
             raise RetryError("the broker did not answer when last asked")
 
     async def close(self) -> None:
-        """Close; never raises, never waits beyond `close_seconds`."""
+        """Close, within `close_seconds`. Raises SettingError in another event loop."""
+        self._home.check()
+        self._home.leave()
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await close_client(consumer, self._config.close_seconds)

@@ -179,7 +179,12 @@ class StoredReceiver(ClosedAtExit):
         self._gaps.record(gap)
 
     async def close(self) -> None:
-        """Write what waits and close; never raises, waits for twice `close_seconds` at most."""
+        """Write what waits and close; waits for twice `close_seconds` at most.
+
+        Raises:
+            SettingError: in another event loop or thread than the one that opened it.
+        """
+        self._session.home.check()
         await self._gaps.close()
         await self._session.close()
 
@@ -317,6 +322,7 @@ class PostgresHeadReports(StoredReceiver):
 
     async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
         """Store `end` in the background."""
+        self._session.home.check()
         del first_pid, connection
         passes_gap = bool(self._unfilled) and end.id >= self._unfilled[0]
         if (self._reports_head or passes_gap) and not self._behind.is_refused:
@@ -324,7 +330,8 @@ class PostgresHeadReports(StoredReceiver):
             self._behind.wake()
 
     async def close(self) -> None:
-        """Write what waits and close; never raises, waits for three times `close_seconds`."""
+        """Write what waits and close, as the other stores; three times `close_seconds` at most."""
+        self._session.home.check()
         await self._behind.close(self._config.close_seconds)
         await super().close()
 
@@ -389,8 +396,9 @@ class PostgresCheckpointStore(StoredReceiver):
 
         `connection` is an asyncpg connection of the caller inside its transaction: nothing is
         stored until that commits, and what it raises is the caller's own. Raises SettingError for
-        one to another database than that of the place.
+        one to another database than that of the place, and in another event loop.
         """
+        self._session.home.check()
         if end.id < first_pid:
             raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
         if connection is None:

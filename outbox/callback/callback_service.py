@@ -107,6 +107,7 @@ class CallbackService:
 
     Raises:
         RetryError: each method, while the store is away; call it again.
+        SettingError: each method, in another event loop or thread than the one that opened it.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class CallbackService:
         Raises:
             DurabilityError: the database was set to lose what it has committed.
         """
+        self._session.home.join()
         await endless("callback", self._keep_working)
 
     async def _keep_working(self) -> None:
@@ -191,14 +193,15 @@ class CallbackService:
             await self.trim()
 
     async def close(self) -> None:
-        """Close the connection; never raises."""
-        self._dropped.log()
+        """Close the connection."""
         await self._session.close()
+        self._dropped.log()
 
     # ---------------------------------------------------------------------------------- records
 
     async def take_checks(self, value: bytes | None) -> None:
         """Store what one check record says; a bad one is counted."""
+        self._session.home.check()
         try:
             record = decode_checks(value)
         except BadRecord as error:
@@ -213,6 +216,7 @@ class CallbackService:
 
     async def take_confirms(self, value: bytes | None) -> None:
         """Store what one confirm record says; a bad one is counted."""
+        self._session.home.check()
         try:
             record = decode_confirms(value)
         except BadRecord as error:

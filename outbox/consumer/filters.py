@@ -17,6 +17,7 @@ from chain_kernel.clock import Clock, SystemClock
 from chain_kernel.config import Config
 from chain_kernel.errors import SettingError
 from chain_kernel.masks import mask_dsn
+from chain_kernel.tasks import HomeLoop
 from chain_kernel.text import named_reason
 from outbox.consumer.decisions import Seen
 from outbox.destination import Seconds
@@ -149,6 +150,7 @@ class RedisFilter(Filter):
         self._see = self._redis.register_script(_SEE)
         self._done = self._redis.register_script(_DONE)
         self._clear = self._redis.register_script(_CLEAR)
+        self._home = HomeLoop("filter in Redis")
         self._away_until_ns = 0
 
     @property
@@ -172,7 +174,9 @@ class RedisFilter(Filter):
         await self._ask(self._clear, message_ids, [])
 
     async def close(self) -> None:
-        """Release connections. Never raises."""
+        """Release connections. Raises SettingError in another event loop."""
+        self._home.check()
+        self._home.leave()
         with suppress(*self._errors):
             await self._redis.aclose()
 
@@ -183,6 +187,7 @@ class RedisFilter(Filter):
         arguments: list[int],
     ) -> list[int] | None:
         """Return the answer of a script; None if there is none."""
+        self._home.join()
         if not message_ids or self.is_away:
             return None
         keys = [self._prefix + message_id.bytes for message_id in message_ids]

@@ -472,7 +472,7 @@ class InboxLog:
         return {row[0] for row in rows}
 
     async def close(self) -> None:
-        """Close; never raises."""
+        """Close. Raises SettingError in another event loop."""
         await self._session.close()
 
 

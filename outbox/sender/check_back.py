@@ -165,7 +165,12 @@ class CheckBack:
         self._clock = clock or SystemClock()
 
     async def run(self) -> None:
-        """Make checks forever; a database error is logged, and waited out."""
+        """Make checks forever; a database error is logged, and waited out.
+
+        Raises:
+            SettingError: in another event loop or thread than the one that opened it.
+        """
+        self._session.home.join()
         await endless("check-back", self._keep_checking)
 
     async def _keep_checking(self) -> None:
@@ -194,6 +199,7 @@ class CheckBack:
 
         Raises:
             RetryError: the database is away; call it again.
+            SettingError: in another event loop or thread than the one that opened it.
         """
         count, checking = await self._begin(set())
         await asyncio.gather(*checking)
@@ -258,7 +264,7 @@ class CheckBack:
             await wake_over(self._session)
 
     async def close(self) -> None:
-        """Close the connection; never raises."""
+        """Close the connection. Raises SettingError in another event loop."""
         await self._session.close()
 
     async def _answers(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from msgspec import Struct
 
 from chain_kernel.errors import InputError, OrderError, RetryError
+from chain_kernel.tasks import HomeLoop
 from sequencer.intake.order_file import FileOptions, OrderFile, Portion
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class FileIntake:
         self._taken: IntakeMark | None = None
         self._first: Portion | None = None
         self._is_looked_at = False
+        self._home = HomeLoop("file intake")
         self._head = 0
         self._stats = FileIntakeStats()
 
@@ -105,6 +107,7 @@ class FileIntake:
 
         Called before the chain is led, it keeps a bad file from ending the term of another leader.
         """
+        self._home.join()
         if taken is not None:
             await self._pass_over(taken)
         self._taken, self._is_looked_at = taken, True
@@ -117,8 +120,10 @@ class FileIntake:
         Raises:
             InputError: a row is bad, or the file is not the one that was taken before.
             RetryError: another process has taken the file further since `has_new`.
+            SettingError: in another event loop or thread than the one that has looked at it.
             OrderchainError: one of the errors of `Sequencer.submit_many`.
         """
+        self._home.join()
         taken = await sequencer.intake(self.source)
         if not self._is_looked_at:
             await self.has_new(taken, sequencer.batch_rows_max)

@@ -14,6 +14,7 @@ from chain_kernel.clock import Backoff
 from chain_kernel.errors import ConnectError, IntakeLost, OrderError, RetryError, StoppedError
 from chain_kernel.model import SEPARATOR, IntakeMark
 from chain_kernel.monitoring import counter_field, metrics
+from chain_kernel.tasks import HomeLoop
 from chain_kernel.text import SummedLog, counted
 from sequencer.intake.reader import TopicReader
 from sequencer.order import Order, columns_from
@@ -241,6 +242,7 @@ class TopicIntake:
         self._known: set[int] = set()
         self._makers: dict[int, OrderMaker] = {}
         self._in_flight: deque[list[_HandedRecords]] = deque()
+        self._home = HomeLoop(f"intake of {config.topic}")
         self._is_stopping = asyncio.Event()
         self._records = 0
         self._rejects = 0
@@ -265,7 +267,13 @@ class TopicIntake:
         return f"intake of {self._config.topic}: stopped" if self._is_stopping.is_set() else None
 
     def stop(self) -> None:
-        """Make `run` return once what was handed over is settled."""
+        """Make `run` return once what was handed over is settled.
+
+        Raises:
+            SettingError: in another event loop or thread than that of `run`:
+                `loop.call_soon_threadsafe(intake.stop)`.
+        """
+        self._home.check()
         self._is_stopping.set()
 
     async def run(self) -> None:
@@ -280,8 +288,10 @@ class TopicIntake:
             ConnectError: the settings cannot lead to a connection.
             TopicError: the topic is unfit, or has a record that this process cannot decode.
             StoppedError: a task of its own was cancelled, or the sequencer closed.
+            SettingError: it runs in another event loop or thread.
             OrderchainError: what ended the leadership.
         """
+        self._home.join()
         reading = asyncio.create_task(self._read(), name="orderchain intake")
         leading = asyncio.create_task(self._sequencer.until_stopped())
         stopping = asyncio.create_task(self._is_stopping.wait())
@@ -295,6 +305,7 @@ class TopicIntake:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._source.close()
             await self._settle_within(self._config.stop_seconds)
+            self._home.leave()
         if not leading.cancelled():
             leading.result()
             raise StoppedError("the sequencer was closed")

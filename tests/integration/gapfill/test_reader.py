@@ -12,7 +12,6 @@ from gapfill import GapReader, GapReaderConfig
 from tests.builders.chains import ids_of
 from tests.builders.stored_chain import STORED_PAGE_ROWS
 from tests.deadlines import in_time, until
-from tests.other_loops import refusal_elsewhere
 from tests.stored_pages import LET_LACK_VALUES
 
 from .conftest import MakeStored
@@ -40,15 +39,6 @@ async def fill_and_fail(
 async def standing_with(dsn: str, chain_id: int = 7) -> Any:
     async with GapReader(GapReaderConfig(database=dsn, chain_id=chain_id)) as reader:
         return await reader.standing(0)
-
-
-async def test_reader_is_asked_in_its_own_loop_alone(
-    make_stored: MakeStored, reader: GapReader
-) -> None:
-    await make_stored([5])
-    await reader.standing(0)
-    for call in (lambda: reader.standing(0), lambda: reader.row_at_or_before(3), reader.close):
-        assert "gap reader was 'from another event loop or thread" in refusal_elsewhere(call)
 
 
 async def test_standing_of_archived_rows(make_stored: MakeStored, reader: GapReader) -> None:

@@ -3,9 +3,7 @@
 import asyncio
 import gc
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,6 @@ from chain_kernel.model import is_linked
 from sequencer import Order, open_sequencer
 from tests.deadlines import deadline, until
 from tests.lock_waits import WAITING
-from tests.other_loops import refusal_elsewhere
 
 from .conftest import MakeChain
 
@@ -48,28 +45,6 @@ async def test_order_that_waits_too_long_is_refused_and_never_committed(
         with pytest.raises(OrderError, match="within was 0, expected seconds above 0"):
             await sequencer.submit("no time", b"x", within=0)
     assert [row.key for row in await chain.rows()] == ["first", "patient", "own bound"]
-
-
-async def test_call_from_another_loop_is_refused_at_once_and_adds_nothing(
-    make_chain: MakeChain,
-) -> None:
-    chain = await make_chain()
-    async with deadline(), open_sequencer(chain.config) as sequencer:
-        calls: list[Callable[[], Any]] = [
-            lambda: sequencer.submit("a", b"x"),
-            lambda: sequencer.submit_nowait("b", b"x"),
-            lambda: sequencer.submit_many([Order("c", b"x")]),
-            lambda: sequencer.submit_columns(["d"], [b"x"]),
-            lambda: sequencer.submit_each([Order("e", b"x")]),
-            lambda: sequencer.intake("topic:t:0"),
-            sequencer.until_stopped,
-            lambda: sequencer.__aexit__(None, None, None),
-        ]
-        for call in calls:
-            said = refusal_elsewhere(call)
-            assert said.startswith("call of the sequencer was 'from another event loop or thread'")
-        await sequencer.submit("here", b"x")
-    assert [row.key for row in await chain.rows()] == ["here"]
 
 
 @pytest.mark.parametrize("queued_bytes", [1, PAYLOAD_BYTES_MAX])

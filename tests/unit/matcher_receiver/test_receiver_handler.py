@@ -1,7 +1,6 @@
 """The callback form, and calls from where none may come."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from chain_kernel.handlers import NotAsync
 from chain_kernel.model import Run
 from chain_kernel.tasks import SelfCancelled
 from chain_kernel.testing.virtual_loop import virtual_clock
-from tests.other_loops import refusal_elsewhere
 from tests.virtual import virtual
 
 from .rig import with_records
@@ -51,20 +49,6 @@ async def test_handler_that_cancels_itself_is_a_failure_and_its_run_comes_again(
         await receiver.run(handler)
     assert calls[0] == calls[1]
     assert records.stored == rig.chain.mark()
-
-
-@virtual
-async def test_receiver_is_asked_in_its_own_loop_alone() -> None:
-    rig, _ = with_records([4])
-    async with rig.receiver(until="head") as receiver:
-        run = await anext(receiver)
-        calls: list[Callable[[], Any]] = [
-            lambda: anext(receiver), lambda: receiver.checkpoint(run), receiver.stop,
-            lambda: receiver.until_delivered(1), lambda: receiver.__aexit__(None, None, None),
-        ]  # fmt: skip
-        for call in calls:
-            assert "of the receiver was 'from another event loop or thr" in refusal_elsewhere(call)
-        await receiver.checkpoint(run)
 
 
 @virtual

@@ -28,7 +28,6 @@ from outbox.roles import OUTBOX_CALLBACK, OUTBOX_OPERATOR, OUTBOX_RELAY
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from tests.builders.topics import damage_batch, damage_head, make_topics
-from tests.other_loops import refusal_elsewhere
 
 from ..conftest import Sender
 from ..hand_clock import HandClock
@@ -184,20 +183,6 @@ async def test_confirms_return_in_one_batch_and_end_the_messages(rig: Rig, sende
     assert await sender.pending() == []
     assert {row["status"] for row in await sender.done()} == {Status.CONSUMED}
     assert rig.calls.asked == []
-
-
-async def test_sender_is_asked_in_its_own_loop_alone(rig: Rig, sender: Sender) -> None:
-    connection = await sender.connect()
-
-    async def add() -> None:
-        async with rig.mode_5.transaction(connection):
-            pass
-
-    for call in (
-        add, rig.mode_5.settle, rig.mode_5.stop, lambda: rig.mode_5.confirmed(CONSUMER, {}),
-        lambda: rig.mode_5.resend(CONSUMER, []),
-    ):  # fmt: skip
-        assert "of the mode 5 was 'from another event loop or thread" in refusal_elsewhere(call)
 
 
 async def test_check_record_stands_before_the_messages_and_names_them(

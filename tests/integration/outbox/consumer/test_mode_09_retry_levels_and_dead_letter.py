@@ -19,7 +19,6 @@ from outbox.message import Message
 from outbox.records import RETRYING
 from tests.builders.topics import damage_batch
 from tests.deadlines import deadline, until
-from tests.other_loops import refusal_elsewhere
 
 from ..hand_clock import HandClock
 from .rig import Rig, apply, apply_many
@@ -97,13 +96,6 @@ async def test_what_comes_before_a_record_that_cannot_be_read_is_worked_off(
             with pytest.raises(TopicError, match="offset 2 was 'damaged since it was sent"):
                 await consumer.run(apply)
     assert await rig.effects() == {"first": 1, "second": 1}
-
-
-async def test_consumer_is_asked_in_its_own_loop_alone(rig: Rig) -> None:
-    consumer = rig.consumer()
-    async with deadline(), consumer:
-        for call in (consumer.stop, consumer.close, lambda: consumer.run(apply)):
-            assert "of the consumer was 'from another event loop or thr" in refusal_elsewhere(call)
 
 
 HAS_FAILED = "SELECT EXISTS (SELECT FROM inbox_parked WHERE message_id = $1 AND failures = $2)"
