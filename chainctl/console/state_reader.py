@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from chain_kernel.clients.database_config import DatabaseConfig
+from chain_kernel.clients.postgres import require_sight
 from chain_kernel.clients.postgres_errors import SERVER_ERRORS, statement_refusal
 from chain_kernel.clients.session import Session, SessionConfig
 from chain_kernel.errors import OrderchainError, RefusedError
@@ -33,6 +34,7 @@ from chainctl.views import (
 )
 from outbox import acts
 from outbox.roles import OUTBOX_OPERATOR
+from outbox.session import tables_of_part
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -275,6 +277,7 @@ async def _read_ledger(connection: Connection) -> Ledger:
 async def _read_outbox(connection: Connection) -> tuple[OutboxLine, ...] | None:
     if not await has_part(connection, "outbox"):
         return None
+    await require_sight(connection, tables_of_part("outbox"))
     counts = await acts.read_counts(connection, OVERDUE_SECONDS)
     return tuple(OutboxLine(**row) for row in counts)
 
@@ -282,6 +285,7 @@ async def _read_outbox(connection: Connection) -> tuple[OutboxLine, ...] | None:
 async def _read_inboxes(connection: Connection) -> tuple[acts.InboxCount, ...] | None:
     if not await has_part(connection, "inbox"):
         return None
+    await require_sight(connection, tables_of_part("inbox"))
     return tuple(await acts.DeadLetters(connection).inboxes())
 
 

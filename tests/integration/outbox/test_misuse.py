@@ -1,18 +1,26 @@
 """What a login of the outbox may not do, tried with nothing but its password."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
 from chain_kernel.clients.postgres import require_sight
 from chain_kernel.errors import SchemaError
+from chainctl.console.state_reader import StateReader
 from chainctl.schema.parts import PARTS
+from chainctl.settings import Settings
 from local_stack import KafkaServer, PostgresServer
 from local_stack.postgres import SUPERUSER
-from outbox.consumer.inbox import Inbox
+from outbox.callback.callback_service import CallbackService
+from outbox.callback.calls import HttpSenderCalls
+from outbox.callback.config import CallbackConfig
+from outbox.consumer.config import ConsumerConfig
+from outbox.consumer.consumer import Consumer
+from outbox.consumer.inbox import Inbox, InboxLog
 from outbox.message import draw_message_ids
 from outbox.roles import OUTBOX_OPERATOR, OUTBOX_RELAY, OUTBOX_WRITER, ROLES_OF
 from outbox.sender.relay import Relay
@@ -22,6 +30,7 @@ from tests.deadlines import LONG_SECONDS, deadline
 
 from .conftest import Sender, make_sender
 from .consumer.test_inbox_schema import delivery
+from .service.service_client import client
 
 pytestmark = pytest.mark.postgres
 
@@ -162,6 +171,8 @@ async def test_destination_that_no_relay_can_read_keeps_none_from_the_others(
     assert await sender.sent(clearing) == [message_id]
 
 
+@pytest.mark.merge
+@pytest.mark.usefixtures("logins")
 @pytest.mark.parametrize("part", ["outbox", "inbox", "callback"])
 async def test_parts_that_would_not_see_all_rows_refuse_to_start(
     all_parts: Sender, part: str
@@ -186,6 +197,35 @@ async def test_parts_that_would_not_see_all_rows_refuse_to_start(
         else:
             await require_sight(admin, tables)
         await admin.execute("RESET ROLE")
-    if part == "outbox":
-        with pytest.raises(SchemaError, match="row security"):
-            await Relay(all_parts.config()).start()
+    await admin.execute(f"DROP POLICY reading ON {table}")
+    hidden = f"row security was 'hiding rows of {table}'"
+    for start in starts_of(all_parts)[part]:
+        with pytest.raises(SchemaError, match=hidden):
+            await start()
+    # What is hidden is not shown as none, either.
+    console = StateReader(Settings(database=all_parts.dsns[OUTBOX_OPERATOR]), None)
+    absent = (await console.read()).absent
+    await console.close()
+    if part != "callback":
+        assert hidden in absent[{"outbox": "outbox", "inbox": "inboxes"}[part]]
+
+
+def starts_of(sender: Sender) -> dict[str, list[Callable[[], Awaitable[Any]]]]:
+    """Return what starts each program that works on a part."""
+    of_consumer, of_callback = (
+        sender.dsns[OUTBOX_RELAY].replace(OUTBOX_RELAY, role)
+        for role in (OUTBOX_CONSUMER, OUTBOX_CALLBACK)
+    )
+    consumer = ConsumerConfig(
+        database=of_consumer, kafka=sender.kafka, name="books", topics=("deals",)
+    )
+    callback = CallbackConfig(
+        database=of_callback, kafka=sender.kafka, check_topic="checks", confirm_topics=("c",)
+    )
+    service = CallbackService(callback, HttpSenderCalls(lambda _: client("nobody"), 1.0))
+    log = InboxLog(sender.dsns[OUTBOX_OPERATOR], "books")
+    return {
+        "outbox": [Relay(sender.config()).start],
+        "inbox": [Consumer(consumer).start, lambda: log.applied(draw_message_ids(1))],
+        "callback": [service.check],
+    }

@@ -1,7 +1,8 @@
 """Rows that row security hides are not taken for missing: each part says so at its start."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
@@ -10,8 +11,13 @@ from chain_kernel.clock import SystemClock
 from chain_kernel.errors import SchemaError
 from chain_kernel.sql import AUDITOR, GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from chain_verifier.verified_mark import read_extents
+from chainctl.console.state_reader import StateReader
+from chainctl.database import looked
+from chainctl.settings import Settings
+from chainctl.views import read_chains, read_receivers
 from gapfill import GapReader, GapReaderConfig
-from matcher_receiver import CheckpointConfig, PostgresCheckpointStore
+from matcher_receiver import CheckpointConfig, PostgresCheckpointStore, ReceiverConfig
+from matcher_receiver.stores.notified import NotifiedFrames, listened_to
 from sequencer import SequencerConfig
 from sequencer.stores.session import LeaderSession
 from tests.builders.stored_chain import StoredChain
@@ -58,9 +64,13 @@ async def admin(database: str) -> AsyncIterator[asyncpg.Connection]:
     await connection.close()
 
 
-async def start_each(role_dsn: Callable[[str], str]) -> list[str]:
-    """Have each part look at the chain with its own login; return what each refuses."""
-    refused: list[str] = []
+Looks = dict[str, tuple[str, Callable[[], Awaitable[object]]]]
+"""The role of each part's login, and how it first looks at the chain."""
+
+
+@asynccontextmanager
+async def looks_of(role_dsn: Callable[[str], str]) -> AsyncIterator[Looks]:
+    """Have each part at hand, with its own login."""
     session = LeaderSession(
         SequencerConfig(chain_id=CHAIN, database=role_dsn(SEQUENCER_WRITER), kafka="localhost:1"),
         SystemClock(),
@@ -68,21 +78,43 @@ async def start_each(role_dsn: Callable[[str], str]) -> list[str]:
     reader = GapReader(GapReaderConfig(database=role_dsn(GAP_READER), chain_id=CHAIN))
     config = CheckpointConfig(database=role_dsn(RECEIVER_WRITER), chain_id=CHAIN, name="m")
     store = PostgresCheckpointStore(config)
+    received = ReceiverConfig(chain_id=CHAIN, name="m", gap_databases=(role_dsn(GAP_READER),))
+    notified = NotifiedFrames(received, listened_to(received))
+    settings = Settings(database=role_dsn(AUDITOR))
+    console = StateReader(settings, None)
     try:
-        for look in (
-            session.open,
-            lambda: reader.standing(0),
-            store.load,
-            lambda: asyncio.to_thread(read_extents, role_dsn(AUDITOR), [CHAIN]),
-        ):
-            try:
-                await look()
-            except SchemaError as error:
-                refused.append(str(error))
+        yield {
+            "leader": (SEQUENCER_WRITER, session.open),
+            "fills": (GAP_READER, lambda: reader.standing(0)),
+            "receiver without a broker": (GAP_READER, notified.start),
+            "checkpoints": (RECEIVER_WRITER, store.load),
+            "verifier": (
+                AUDITOR,
+                lambda: asyncio.to_thread(read_extents, role_dsn(AUDITOR), [CHAIN]),
+            ),
+            "status": (
+                AUDITOR,
+                lambda: looked(settings, CHAIN, lambda opened: read_chains(opened, CHAIN)),
+            ),
+            "lag": (
+                AUDITOR,
+                lambda: looked(settings, CHAIN, lambda opened: read_receivers(opened, CHAIN, "m")),
+            ),
+            "console": (AUDITOR, console.read),
+        }
     finally:
-        await session.close()
-        await reader.close()
-        await store.close()
+        for each in (session, reader, notified, store, console):
+            await each.close()
+
+
+async def refusals(looks: Looks) -> dict[str, str]:
+    """Look with each; return what those say that refuse to."""
+    refused: dict[str, str] = {}
+    for name, (_, look) in looks.items():
+        try:
+            await look()
+        except SchemaError as error:
+            refused[name] = str(error)
     return refused
 
 
@@ -92,16 +124,19 @@ async def test_each_part_that_would_not_see_all_rows_refuses_to_start(
 ) -> None:
     table, change = HIDDEN[how]
     await admin.execute(change)
-    readers = [
-        role
-        for role in (SEQUENCER_WRITER, GAP_READER, RECEIVER_WRITER, AUDITOR)
-        if await admin.fetchval("SELECT has_any_column_privilege($1, $2, 'SELECT')", role, table)
-    ]
-    refused = await start_each(role_dsn)
-    assert len(refused) == len(readers) >= 2
-    assert {line.partition(", expected")[0] for line in refused} == {
-        f"row security was 'hiding rows of {table}'"
-    }
+    async with looks_of(role_dsn) as looks:
+        reading = [
+            name
+            for name, (role, _) in looks.items()
+            if await admin.fetchval(
+                "SELECT has_any_column_privilege($1, $2, 'SELECT')", role, table
+            )
+        ]
+        refused = await refusals(looks)
+    assert [*refused] == reading
+    assert len(refused) >= 2
+    for name, text in refused.items():
+        assert f"row security was 'hiding rows of {table}'" in text, name
 
 
 @pytest.mark.parametrize("how", SEEN_WHOLE)
@@ -109,4 +144,5 @@ async def test_row_security_that_hides_nothing_of_ours_is_in_nobodys_way(
     admin: asyncpg.Connection, role_dsn: Callable[[str], str], how: str
 ) -> None:
     await admin.execute(SEEN_WHOLE[how])
-    assert await start_each(role_dsn) == []
+    async with looks_of(role_dsn) as looks:
+        assert await refusals(looks) == {}
