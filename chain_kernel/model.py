@@ -14,7 +14,6 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from chain_kernel.errors import OrderError
 from chain_kernel.limits import ID_MAX, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
 SEPARATOR: Final = "#"
 _DIGITS_MAX: Final = 19
 """Digits of the largest number, 2^63 - 1; a longer tail makes the key a free-form one."""
-
-
-def client_key(client: str, number: int) -> str:
-    """Return the key of a client's order `number`, 0 to 2^63 - 1. Raises OrderError."""
-    if not client:
-        raise OrderError("client", client, "a name")
-    if type(number) is not int or not 0 <= number <= ID_MAX:
-        raise OrderError("number", number, f"an integer from 0 to {ID_MAX}")
-    return f"{client}{SEPARATOR}{number}"
 
 
 def split_client_key(key: str) -> tuple[str, int] | None:
@@ -169,7 +159,7 @@ class ChainHead(Struct, frozen=True, kw_only=True):
     """head_published: end of the contiguous run that the broker has acknowledged; <= last_id."""
     topic: str
     partition: int
-    is_published: bool = True
+    is_published: bool
     """True if the leader publishes to the topic; otherwise it notifies those who listen."""
 
 
@@ -307,9 +297,9 @@ class LeaseState(Struct, frozen=True, kw_only=True):
     owner: str
     topic: str
     partition: int
-    is_published: bool = True
+    is_published: bool
     """True if the last leader had a broker."""
-    is_ours: bool = False
+    is_ours: bool
     """True if it is led by a take-over of the store that looks, whose answer never came."""
 
 

@@ -116,6 +116,7 @@ def head_of(chain: SeenChain) -> ChainHead:
         published_id=chain.published_id,
         topic=f"orders.{chain.chain_id}",
         partition=0,
+        is_published=True,
     )
 
 

@@ -45,7 +45,8 @@ TARGETS = {
         tests/contract/test_outbox.py tests/unit/outbox/testing -k memory""",
     "chain_kernel/model.py": """
         tests/unit/chain_kernel/test_model_link.py tests/unit/chain_kernel/test_kernel.py
-        tests/unit/sequencer/test_core.py tests/unit/chain_kernel""",
+        tests/unit/sequencer/test_core.py tests/unit/sequencer/keys/test_memory_repeats.py
+        tests/unit/chain_kernel""",
     "sequencer/queries.sql": """
         tests/integration/sequencer/stores/test_fence_of_each_statement.py
         tests/contract/test_chain_store.py tests/contract/test_key_store.py""",

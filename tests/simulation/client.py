@@ -13,7 +13,6 @@ from chain_kernel.errors import (
     RetryError,
     StoppedError,
 )
-from chain_kernel.model import client_key
 from sequencer import Order
 
 from .hosts import RECOVER_SECONDS
@@ -107,7 +106,7 @@ class Client:
         if self.world.random.random() < 0.5 and self._has_free_keys:
             return self._free()
         self._numbers += 1
-        return Order(client_key(self.name, self._numbers), self._payload())
+        return Order(f"{self.name}#{self._numbers}", self._payload())
 
     def _free(self) -> Order:
         """The next order, with a key of free form."""

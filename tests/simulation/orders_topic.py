@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from chain_kernel.model import client_key
 from sequencer.intake.topic import source_of
 from tests.doubles.memory_topic import MemoryTopic
 
@@ -90,10 +89,10 @@ class OrdersTopic:
         kind = self._random.choice(kinds)
         value = self._random.randbytes(self._random.randrange(20))
         if kind == "no key":
-            key = client_key(f"{TOPIC}/{partition}", self.topic.end[partition])
+            key = f"{TOPIC}/{partition}#{self.topic.end[partition]}"
             self._put(partition, key, value, "new", has_key=False)
         elif kind == "number":
-            self._put(partition, client_key(f"gateway {partition}", number), value, "new")
+            self._put(partition, f"gateway {partition}#{number}", value, "new")
         else:
             self._put(partition, f"gateway {partition} order {number}", value, "new")
 

@@ -19,8 +19,9 @@ LEASE_NS = 1_000
 
 def sight(counter: int = 1, *, released: bool = False) -> LeaseState:
     return LeaseState(
-        epoch=1, nonce=b"n", counter=counter, released=released, owner="a", topic="t", partition=0
-    )
+        epoch=1, nonce=b"n", counter=counter, released=released, owner="a", topic="t", partition=0,
+        is_published=True, is_ours=False,
+    )  # fmt: skip
 
 
 def taken_over_at(watch: LeaseWatch, looks: range, counter: int = 1) -> int | None:

@@ -31,6 +31,7 @@ def standing_at(mark: Mark | None, database_id: uuid.UUID = DATABASE_ID) -> Chai
     head = ChainHead(
         chain_id=CHAIN_ID, database_id=database_id, epoch=9, nonce=b"", last_id=CHAIN.head,
         last_seal=BATCHES[-1].seal, published_id=CHAIN.head, topic="t", partition=0,
+        is_published=True,
     )  # fmt: skip
     return ChainPosition(head=head, mark=mark, is_primary=True)
 

@@ -39,7 +39,7 @@ class Database:
             raise RowsArchived(1, at_id, self.boundary)
         head = ChainHead(
             chain_id=1, database_id=uuid.UUID(int=1), epoch=1, nonce=b"", last_id=HEAD,
-            last_seal=bytes(32), published_id=HEAD, topic="t", partition=0,
+            last_seal=bytes(32), published_id=HEAD, topic="t", partition=0, is_published=True,
         )  # fmt: skip
         return ChainPosition(head=head, mark=mark(at_id), is_primary=True)
 

@@ -9,11 +9,10 @@ from chain_kernel.errors import (
     KeyConflict,
     KeyTooOld,
     NumberOutOfOrder,
-    OrderError,
     RetryError,
     RowsMissing,
 )
-from chain_kernel.model import client_key, split_client_key
+from chain_kernel.model import split_client_key
 from chain_kernel.testing.memory_store import MemoryKeyStore
 from sequencer.keys import keeper
 from sequencer.keys import memory as key_index
@@ -40,14 +39,6 @@ from ..builders import World
 )
 def test_client_keys_differ_from_others(key: str, split: tuple[str, int] | None) -> None:
     assert split_client_key(key) == split
-    if split is not None:
-        assert client_key(*split) == key
-
-
-@pytest.mark.parametrize(("client", "number"), [("", 1), ("a", -1), ("a", 2**63), ("a", True)])
-def test_client_key_with_bad_parts_is_refused(client: str, number: int) -> None:
-    with pytest.raises(OrderError):
-        client_key(client, number)
 
 
 @pytest.mark.guarantee("G4")
