@@ -28,6 +28,8 @@ from .test_durability import WAITING
 from .test_failover import until_looking
 
 PATIENT = {"lease_seconds": 3.0, "commit_seconds": 2.0, "connect_seconds": 5.0}
+SENT_AGAIN = ("K", "c#5")
+"""One key that is remembered in pages, and one by its client's number."""
 BEATS = 10
 """More than a leader has in one lease."""
 
@@ -70,12 +72,12 @@ async def test_key_acknowledged_after_a_fail_over_has_one_row_once_the_old_prima
     server_pair.primary.freeze()
     await asyncio.to_thread(server_pair.promote)
     chain = promoted(chain, server_pair)
-    await answered(leader, "K")
+    await answered(leader, *SENT_AGAIN)
     standby = await start_worker(chain.with_settings(standby=True))
     await until_looking(chain)
     server_pair.primary.thaw()
     await hand_over(leader, standby)
-    await answered(standby, "K", "after")
+    await answered(standby, *SENT_AGAIN, "after")
     await until_beaten(chain, standby)
     assert await standby.stop() == 0
     await inspect(chain)
@@ -92,7 +94,7 @@ async def test_key_that_only_the_old_primary_has_is_acknowledged_with_a_row_of_t
     await lost.until_leading()
     await answered(lost, "before")
     await asyncio.to_thread(server_pair.standby.stop)
-    await lost.submit(["K"])
+    await lost.submit([*SENT_AGAIN])
     await until(lambda: chain.value(WAITING))
     await lost.kill()
     await asyncio.to_thread(server_pair.primary.kill)
@@ -106,7 +108,7 @@ async def test_key_that_only_the_old_primary_has_is_acknowledged_with_a_row_of_t
     await until_looking(chain)
     await asyncio.to_thread(server_pair.primary.start)
     await hand_over(leader, standby)
-    await answered(standby, "K", "last")
+    await answered(standby, *SENT_AGAIN, "last")
     await until_beaten(chain, standby)
     assert await standby.stop() == 0
     await inspect(chain)
