@@ -29,7 +29,12 @@ from pyspark.sql import SparkSession
 
 from chain_kernel.errors import ConnectError, RefusedError, SettingError
 from chain_verifier.spark.errors import SPARK_ERRORS, spark_reason
-from chain_verifier.spark.own_session import LEAVING_OUT_OF_HIVE, SETTINGS, own_session
+from chain_verifier.spark.own_session import (
+    ARROW_RECORDS,
+    LEAVING_OUT_OF_HIVE,
+    SETTINGS,
+    own_session,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -334,12 +339,22 @@ def _submitted(master: str | None) -> SparkSession:
         for name, value in (_NEEDED | left).items():
             builder = builder.config(name, value)
         session: SparkSession = builder.getOrCreate()
+        _judge(session)
     except _START_ERRORS as error:
         # Its `SPARK_HOME` is judged by that alone: Java runs already, and is elsewhere on YARN.
         expected = f"a Spark {_SPARK} that starts"
         raise SettingError("spark-submit", spark_reason(error), expected) from error
     _prepare(session, is_local=False)
     return session
+
+
+def _judge(session: SparkSession) -> None:
+    """Have Spark read its settings of SQL, which it puts off; stop it where one is wrong."""
+    try:
+        session.conf.get(ARROW_RECORDS)
+    except SPARK_ERRORS:
+        session.stop()
+        raise
 
 
 def _prepare(session: SparkSession, *, is_local: bool) -> None:
@@ -370,6 +385,10 @@ def _start(master: str | None, folder: Path, tuning: dict[str, str]) -> SparkSes
         reason = spark_reason(error)
         said = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
         raise start_error(said, reason, os.environ) from error
+    try:
+        _judge(session)
+    except SPARK_ERRORS as error:
+        raise start_error("", spark_reason(error), os.environ) from error
     _prepare(session, is_local=is_local)
     return session
 
@@ -440,7 +459,9 @@ def start_error(log: str, error: str, environ: Mapping[str, str]) -> RefusedErro
 
 _IS_ERROR: Final = re.compile(r"\b(?:[Ee]rror|ERROR|[Ii]nvalid|[Uu]nrecognized)\b|Exception\b")
 _REPEATED: Final = "Picked up "
-_IS_OF_JAVA: Final = ("UnsupportedClassVersionError", "java.lang.module.FindException", MODULE)
+_IS_OF_JAVA: Final = (
+    "UnsupportedClassVersionError", "java.lang.module.FindException", f"Module {MODULE} not found",
+)  # fmt: skip
 _JAVA_OPTIONS: Final = frozenset(
     {"JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"}
 )

@@ -4,6 +4,8 @@ from contextlib import asynccontextmanager, nullcontext
 
 import click
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from chain_kernel import errors
 from chain_kernel.text import not_installed
@@ -38,6 +40,8 @@ from local_stack import errors as stack_errors
         (TimeoutError(), ExitCode.FAILED),
         (MemoryError(), ExitCode.FAILED),
         (ZeroDivisionError("x"), ExitCode.FAILED),
+        (Py4JError("x"), ExitCode.FAILED),
+        (PySparkException("x"), ExitCode.FAILED),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
         (Terminated(), ExitCode.TERMINATED),
         (ExceptionGroup("g", [errors.ChainMissing(3), ValueError()]), ExitCode.REFUSED),

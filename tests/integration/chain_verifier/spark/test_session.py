@@ -22,7 +22,8 @@ from tests.hanging import drop_call_to_java
 from tests.integration.chain_verifier.conftest import MakeParquet
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of
 from tests.integration.chain_verifier.stored_rows import store
-from tests.programs import output_of
+from tests.lanes import at_night
+from tests.programs import completed, output_of
 
 ROWS = chain_of(random.Random(14), 30)
 ENDLESS = "reflect('java.lang.Thread', 'sleep', 3600000L) IS NULL"
@@ -122,3 +123,29 @@ def test_session_of_our_own_sets_what_is_ours_whatever_variables_say() -> None:
     }
     shown = output_of(sys.executable, "-c", WORKERS, env=os.environ | wrong)
     assert shown.strip() == "3"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "SPARK_HOME=/nowhere",
+        "PYSPARK_SUBMIT_ARGS=--no-such-option pyspark-shell",
+        *at_night(
+            "PYSPARK_SUBMIT_ARGS=--conf spark.executor.memory=1g",
+            "PYSPARK_SUBMIT_ARGS=--conf spark.executor.memory=x pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS=--conf spark.sql.files.maxPartitionBytes=x pyspark-shell",
+            "JAVA_TOOL_OPTIONS=-Xnonsense",
+            "JAVA_HOME=/nowhere",
+        ),
+    ],
+)
+def test_command_whose_spark_does_not_start_is_refused_by_the_name_of_the_variable(
+    tmp_path: Path, setting: str
+) -> None:
+    variable, _, value = setting.partition("=")
+    command = (sys.executable, "-m", "chainctl", "verify", "--chain", CHAIN_ID)
+    source = f"parquet:{tmp_path}"
+    done = completed(*command, "--source", source, env=os.environ | {variable: value})
+    named = "java" if variable == "JAVA_HOME" else variable
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert f"chainctl: {named} was " in done.stderr

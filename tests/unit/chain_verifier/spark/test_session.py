@@ -28,6 +28,8 @@ from chain_verifier.spark.session import (
         ("NOTE\nUnrecognized option: -Xq\nby\n", {"_JAVA_OPTIONS": "-Xq"}, "_JAVA_OPTIONS",
          "Unrecognized option: -Xq"),
         ("java.net.UnknownHostException: h", {"SPARK_LOCAL_HOSTNAME": "h"}, "host name", "h"),
+        (f"WARNING: Using incubator modules: {MODULE}\nError: Unrecognized option: --x",
+         {"PYSPARK_SUBMIT_ARGS": "--x"}, "PYSPARK_SUBMIT_ARGS", "Error: Unrecognized option: --x"),
         ("", {}, "spark", "exited"),
     ],
 )  # fmt: skip
