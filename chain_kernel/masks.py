@@ -10,7 +10,40 @@ _HIDDEN: Final = "***"
 _SECRET_OPTIONS: Final = frozenset({"password", "sslpassword", "passfile"})
 _USER: Final = re.compile(r"[\w.%+~-]*")
 _COLON: Final = re.compile(":|%3a", re.IGNORECASE)
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:/[^\s\"'<>]*")
+_AFTER: Final = ".,;:!)]}"
+"""What may follow an address in a sentence."""
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
+
+
+def mask_addresses(text: str) -> str:
+    """Return a text of many words with each address in it masked.
+
+    Where an address has a password that may go on after a blank, all is hidden up to the last `@`
+    of the line, or of a text in JSON.
+    """
+    return "".join(map(_mask_addresses, re.split(r"([\"\n])", text)))
+
+
+def _mask_addresses(text: str) -> str:
+    shown, end, last_at = [], 0, text.rfind("@")
+    while found := _ADDRESS.search(text, end):
+        word = found[0].rstrip(_AFTER)
+        mask = masked(word)
+        shown.append(text[end : found.start()])
+        end = found.start() + len(word)
+        if end < last_at and mask != word and _COLON.search(word.partition(":/")[2]):
+            mask, end = _HIDDEN, last_at
+        shown.append(mask)
+    return "".join([*shown, text[end:]])
+
+
+def written_passwords(text: str) -> set[str]:
+    """Return what may be a password in a text that may be an address, as it is written there."""
+    login = text.partition("://")[2].rpartition("@")[0] or text.rpartition("@")[0]
+    options = [each.partition("=") for each in re.split("[?&#\\s]", text)]
+    found = {value for name, _, value in options if "password" in name.lower()}
+    return (found | {*_COLON.split(login, maxsplit=1)[1:]}) - {""}
 
 
 def masked(text: str) -> str:
@@ -19,6 +52,8 @@ def masked(text: str) -> str:
     """
     if "://" in text and not text.startswith("postgres"):
         place, *rest = re.split("([?#])", text, maxsplit=1)
+        if rest and "@" in rest[1] and _COLON.search(place.partition("://")[2]):
+            return _HIDDEN  # a password that holds the mark
         return mask_dsn(place) + (f"{rest[0]}{_HIDDEN}" if rest else "")
     if "://" in text:
         return mask_dsn(text)
@@ -57,6 +92,7 @@ def _is_without_password(dsn: str) -> bool:
         return False
     hosts = re.split("[/?#]", place, maxsplit=1)[0]
     # Without an `@`, what follows a colon may be a password whose host was forgotten.
+    hosts = unquote(hosts)
     return bool(_USER.fullmatch(login)) if at else all(map(_HOST.fullmatch, hosts.split(",")))
 
 

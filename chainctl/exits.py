@@ -26,6 +26,7 @@ from chain_kernel.errors import (
     OrderchainError,
     RefusedError,
 )
+from chain_kernel.masks import mask_addresses
 from chain_kernel.text import not_installed, printable, reason_of
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ PACKAGE_EXTRAS: Final = {
 SECRET_CHARACTERS_MIN: Final = 8
 """A shorter password may be a word, or a letter, of any message: it is hidden only where a password
 is written."""
-
-_PASSWORD_IN_URL: Final = re.compile(r"(://[^\s:/@]*:)[^\s@]+@")
 _LEAD: Final = (
     r"(?i:((?:pass(?:word|wd|phrase)?|secret|token)['\"]?(?:\s*=\s*['\"]?|\s*:\s*['\"])))"
 )
@@ -135,13 +134,13 @@ def traceback_text(error: BaseException, secrets: tuple[str, ...] = ()) -> str:
 
 
 def hide_secrets(text: str, secrets: tuple[str, ...]) -> str:
-    """Return `text` with every one of `secrets`, and every password in a URL, replaced."""
+    """Return `text` with every one of `secrets`, and each address in it masked."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= SECRET_CHARACTERS_MIN:
             text = text.replace(secret, "***")
         elif secret:
             text = re.sub(rf"{_LEAD}{re.escape(secret)}(?!\w)", r"\1***", text)
-    return _PASSWORD_IN_URL.sub(r"\1***@", text)
+    return mask_addresses(text)
 
 
 def _first_of(error: BaseException) -> BaseException:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import os
 import platform
-import re
 import tomllib
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from msgspec import Struct
 from chain_kernel.clients.database_config import parse
 from chain_kernel.errors import SettingError
 from chain_kernel.files import read_bounded
-from chain_kernel.masks import mask_dsn, masked
+from chain_kernel.masks import mask_dsn, masked, written_passwords
 from chainctl.units import Integer, Size, Span, shown_span
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     def secrets(self) -> tuple[str, ...]:
         """Return every password in these settings, so that no message ever shows one."""
         found = {text for name in _WHOLE for text in (getattr(self, name),) if text}
-        for name in _DSNS:
+        for name in (*_DSNS, "kafka"):
             for dsn in _all_of(getattr(self, name)):
                 found |= passwords(dsn)
         return tuple(sorted(found))
@@ -427,8 +426,6 @@ def checked_dsn(name: str, value: str, ways: str = "", *, writes: bool = False) 
 
 
 _SECRET_OPTIONS: Final = ("password", "sslpassword")
-_WRITTEN: Final = re.compile(r"://[^:@/?#]*:([^@/?#]+)@|password=([^&#\s]+)")
-"""A password as a URL has it."""
 
 
 def shown(name: str, value: object) -> object:
@@ -451,8 +448,8 @@ def shown_dsn(dsn: str) -> str:
 def passwords(dsn: str) -> set[str]:
     """Return the passwords of a text, as they are written and as they are decoded."""
     found = {value for option, value in _parsed(dsn).items() if option in _SECRET_OPTIONS}
-    written = {form for match in _WRITTEN.finditer(dsn) for form in match.groups() if form}
-    return found | written | set(map(unquote, written))
+    written = written_passwords(dsn)
+    return found | written | {*map(unquote, written)}
 
 
 def _parsed(dsn: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """A password never shows, however odd the address."""
 
+import re
 from urllib.parse import quote
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chain_kernel.errors import SettingError
-from chain_kernel.masks import mask_dsn, masked
+from chain_kernel.masks import mask_addresses, mask_dsn, masked, written_passwords
 from chainctl.settings import shown
 
 PATIENT = settings(deadline=None, print_blob=True)
@@ -37,6 +38,10 @@ def test_password_before_the_host_never_shows_even_unescaped(password: str) -> N
     for written in (password, quote(password, safe="")):
         dsn = f"postgresql://user:{written}@host:5432/db?application_name=x"
         assert SECRET not in mask_dsn(dsn)
+        assert SECRET in "".join(written_passwords(dsn))
+        # What begins with a blank or a quote looks like the end of a sentence.
+        if not {'"', "\n"} & {*written} and not re.match(r"[.,;:!)\]}]*[\s'<>]", written):
+            assert SECRET not in mask_addresses(f"cannot reach '{dsn}': a@b")
 
 
 @PATIENT
@@ -76,6 +81,8 @@ def test_fragment_of_a_url_never_shows() -> None:
 )
 def test_text_without_a_login_is_shown_whole(text: str) -> None:
     assert masked(text) == text
+    line = f"line 3: '{text}' of a@b, (http://[::1]:80/x): postgresql://u@h:5432/d. s3://b"
+    assert mask_addresses(line) == line
 
 
 @pytest.mark.parametrize(

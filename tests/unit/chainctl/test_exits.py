@@ -156,7 +156,7 @@ def test_error_line_is_short_names_what_it_can_and_ends_with_notes() -> None:
         ),
         (
             ["status", "--chain", "postgresql:///d?password=swordfish&user=u"],
-            "chainctl: Invalid value for '--chain': 'postgresql:///d?password=***&user=u'",
+            "chainctl: Invalid value for '--chain': '***' is not a valid integer",
         ),
         (
             ["receive", "--chain", "1", "--output", "x", "--until-idle", "nan"],
