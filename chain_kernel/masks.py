@@ -12,7 +12,7 @@ _USER: Final = re.compile(r"[\w.%+~-]*")
 _COLON: Final = re.compile(":|%3a", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}:/[^\s\"'<>]*")
 _AFTER: Final = ".,;:!)]}"
-"""What may follow an address in a sentence."""
+"""The marks that may follow an address in a sentence."""
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@]*)(:[0-9]{0,5})?")
 
 

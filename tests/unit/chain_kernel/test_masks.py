@@ -39,8 +39,7 @@ def test_password_before_the_host_never_shows_even_unescaped(password: str) -> N
         dsn = f"postgresql://user:{written}@host:5432/db?application_name=x"
         assert SECRET not in mask_dsn(dsn)
         assert SECRET in "".join(written_passwords(dsn))
-        # What begins with a blank or a quote looks like the end of a sentence.
-        if not {'"', "\n"} & {*written} and not re.match(r"[.,;:!)\]}]*[\s'<>]", written):
+        if not re.search(r"[\s\"'<>]", written):  # such a mark looks like the end of the address
             assert SECRET not in mask_addresses(f"cannot reach '{dsn}': a@b")
 
 
