@@ -64,7 +64,10 @@ class _NotSent:
         self._error = error
 
     async def outcome(self) -> None:
-        raise self._error
+        try:
+            raise self._error
+        finally:
+            del self  # the error refers to this frame: it would be a cycle, which is kept for long
 
     def follow(self, batch: Batch, **_: object) -> None:
         """Nothing follows what was not sent."""

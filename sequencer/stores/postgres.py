@@ -196,6 +196,7 @@ class Commit:
         except BaseException as error:  # noqa: BLE001 - raised as what it is
             self._raise(error)
         finally:
+            self._answer = None  # its error refers to this frame
             self._let_go()
 
     def _turn_ends_at(self) -> float:
@@ -210,10 +211,13 @@ class Commit:
             self._session.abandon()
         self._session.abandon_after(error)
         self._let_go()
-        if not isinstance(error, Exception):
-            raise error
-        outcome = self._failure(error) or self._session.refusal("the commit", error)
-        raise outcome from (error if outcome is not error else error.__cause__)
+        outcome = error
+        if isinstance(error, Exception):
+            outcome = self._failure(error) or self._session.refusal("the commit", error)
+        try:
+            raise outcome from (error if outcome is not error else error.__cause__)
+        finally:
+            del outcome, error  # they refer to this frame, which holds the batch: it would be kept
 
     def _let_go(self) -> None:
         if self._holds_lock:
@@ -491,10 +495,9 @@ class PostgresChainStore:
             except BaseException as error:
                 session.abandon_after(error)
                 if isinstance(error, DRIVER_ERRORS):
-                    refusal = self._refusal(session, "the take-over", error)
-                    if isinstance(refusal, RowLocked):
+                    if sqlstate_of(error) == LOCKED:
                         self._drawn.discard(drawn.nonce)  # it was not done
-                    raise refusal from error
+                    raise self._refusal(session, "the take-over", error) from error
                 raise
         self._drawn.clear()
         self._term, self._session = term, session
