@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from chain_kernel.clients.http_server import HttpLimits, HttpServer
+from chain_kernel.clients.http_server import HttpLimits, HttpServer, connections_max
 from chain_kernel.monitoring import METRICS_AGE, READY, MonitorAnswer, Sample, metrics_of, respond
 
 if TYPE_CHECKING:
@@ -33,16 +33,13 @@ _Samples = TypeVar("_Samples")
 LOOK_SECONDS_MAX: Final = 5.0
 """A report comes each second, also of a loop that hangs; one of that age is stale."""
 
-LIMITS: Final = HttpLimits(
-    connections_max=50,  # more than a few scrapers
-    head_bytes_max=16 * 1024,
-    connection_seconds=5.0,
-)
+_CONNECTIONS_MAX: Final = 500
+"""Far more than scrapers: a crowd of 7,000 connections a second closes one after 70 ms unread."""
 
 _MEMORY_BYTES_MAX: Final = 512 * 2**20
 """Addresses, for Python and the metrics of 1,000 chains; those of one take a tenth of it."""
 
-_DESCRIPTORS_MAX: Final = 256
+_DESCRIPTORS_MAX: Final = 1_024
 
 LENGTH_BYTES: Final = 4
 """The length of a report is sent before it, big-endian."""
@@ -117,13 +114,21 @@ async def _serve(listening: socket.socket, working: socket.socket) -> None:
     reader, _ = await asyncio.open_connection(sock=working)
     try:
         pages = Pages(await _next(reader))
-        server = HttpServer(pages, LIMITS)
+        server = HttpServer(pages, _limits())
         serving = asyncio.create_task(server.serve(listening, stop_seconds=1.0))
         while not serving.done():
             pages.take(await _next(reader))
     except (asyncio.IncompleteReadError, ConnectionError):
         return
     await serving
+
+
+def _limits() -> HttpLimits:
+    return HttpLimits(
+        connections_max=min(_CONNECTIONS_MAX, connections_max()),
+        head_bytes_max=16 * 1024,
+        connection_seconds=5.0,
+    )
 
 
 async def _next(reader: asyncio.StreamReader) -> Look[Raw]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import time
 from contextlib import suppress
@@ -79,3 +80,15 @@ def children_of(process_id: int) -> list[int]:
             if f"\nPPid:\t{process_id}\n" in status.read_text():
                 children.append(int(status.parent.name))
     return children
+
+
+def stranger_at(address: str) -> socket.socket:
+    """Return a connection to an address that is served, which has sent nothing yet."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)))
+
+
+def memory_of(process_id: int, kind: str = "VmHWM") -> int:
+    """Return the most that a process has held in memory, or another kind of that, in bytes."""
+    text = Path(f"/proc/{process_id}/status").read_text()
+    return int(text.partition(f"{kind}:")[2].split()[0]) * 1024

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import re
+import resource
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,14 @@ from chainctl import monitor_reporting
 from chainctl.monitor_server import Address, Watch, watched, watched_beside
 from tests.deadlines import Deadline
 from tests.integration.chainctl.conftest import Start
-from tests.integration.chainctl.monitor_pages import WORKS, get, serving_for, until_shown
+from tests.integration.chainctl.monitor_pages import (
+    WORKS,
+    get,
+    memory_of,
+    serving_for,
+    stranger_at,
+    until_shown,
+)
 
 ANYWHERE = Address("127.0.0.1", 0)
 
@@ -75,6 +83,23 @@ def test_process_that_takes_nothing_is_replaced(
     assert "took nothing for 5 s" in caplog.text
 
 
+@pytest.mark.merge
+def test_process_whose_memory_is_at_its_bound_is_started_again(
+    watch: Watch, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    until_shown(f"{address}/livez", 200)
+    first = serving_for(os.getpid())
+    bound = memory_of(first, "VmSize") + 2**24  # at its own, this process would take a gigabyte
+    resource.prlimit(first, resource.RLIMIT_AS, (bound, bound))
+    part = Part()
+    part.labels = {"of": "x" * 2**25}
+    watch.add(part)
+    serving_for(os.getpid(), but=first)
+    part.labels = {"of": "x"}
+    assert "orderchain_looks_total" in until_shown(f"{address}/metrics", 200)
+    assert "MemoryError; it is started again in 1 s" in caplog.messages[0]
+
+
 def test_process_that_fails_says_why_and_starts_less_and_less_often(
     address: str,
     tmp_path: Path,
@@ -107,7 +132,7 @@ def test_process_has_bounds_no_login_and_no_module_of_the_folder(
         assert b"secret" not in (place / "environ").read_bytes()
         bounds = [line.split() for line in (place / "limits").read_text().splitlines()]
         assert ["Max", "address", "space", "536870912", "536870912", "bytes"] in bounds
-        assert ["Max", "open", "files", "256", "256", "files"] in bounds
+        assert ["Max", "open", "files", "1024", "1024", "files"] in bounds
         # Where both share a bound of memory, it is the one that the kernel kills.
         assert (place / "oom_score_adj").read_text() == "1000\n"
 
@@ -171,6 +196,17 @@ def test_process_starts_in_the_sandbox_of_the_units(start: Start) -> None:
     assert "orderchain_ready" in until_shown(f"{address}/metrics", 200)
     status = Path(f"/proc/{serving_for(work.pid)}/status").read_text()
     assert "NoNewPrivs:\t1" in status
+
+
+@pytest.mark.merge
+def test_request_that_comes_after_a_crowd_has_connected_is_answered(address: str) -> None:
+    """In 50 ms a crowd of 7,000 a second opens 350 connections, and goes on."""
+    until_shown(f"{address}/livez", 200)
+    with ExitStack() as crowd:
+        probe, *_, last = [crowd.enter_context(stranger_at(address)) for _ in range(350)]
+        for client in (last, probe):  # the last one shows that all were accepted
+            client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_loop_that_hangs_is_said(

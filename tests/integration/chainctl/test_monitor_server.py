@@ -17,7 +17,14 @@ import pytest
 
 from tests.deadlines import Deadline
 from tests.integration.chainctl.conftest import Call, Refused, Start
-from tests.integration.chainctl.monitor_pages import address_of, get, until_ready
+from tests.integration.chainctl.monitor_pages import (
+    address_of,
+    get,
+    memory_of,
+    serving_for,
+    stranger_at,
+    until_ready,
+)
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 JSON = ("--log-format", "json")
@@ -193,11 +200,6 @@ def leading(
     return process, address
 
 
-def stranger_at(address: str) -> socket.socket:
-    host, _, port = address.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)))
-
-
 def send_chunks(address: str) -> None:
     """Send all chunks, as fast as they are taken, or until the connection is closed."""
     with stranger_at(address) as stranger, suppress(OSError):
@@ -205,11 +207,20 @@ def send_chunks(address: str) -> None:
 
 
 def send_ahead(address: str) -> None:
-    """Send requests before their answers are there, all of which it reads."""
-    with stranger_at(address) as stranger, suppress(OSError):
-        for _ in range(1_000):
-            stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
-            stranger.recv(2**20)
+    """Send requests as fast as they are taken, and read all answers, until it is closed."""
+    with stranger_at(address) as stranger:
+
+        def send() -> None:
+            with suppress(OSError):
+                while True:
+                    stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000)
+
+        sending = Thread(target=send)
+        sending.start()
+        with suppress(OSError):
+            while stranger.recv(2**20):
+                pass
+        sending.join()
 
 
 def held_by(process_id: int, address: str) -> tuple[int, int]:
@@ -221,9 +232,11 @@ def held_by(process_id: int, address: str) -> tuple[int, int]:
     return len(opened & at_port), len([*(place / "task").iterdir()])
 
 
+@pytest.mark.merge
 def test_strangers_do_not_depose_the_leader(leading: tuple[subprocess.Popen[str], str]) -> None:
     process, address = leading
-    before = held_by(process.pid, address)
+    serving = serving_for(process.pid)
+    before, memory = held_by(process.pid, address), [*map(memory_of, (process.pid, serving))]
     strangers = [
         Thread(target=send, args=(address,)) for send in (send_chunks, send_chunks, send_ahead)
     ]
@@ -231,6 +244,10 @@ def test_strangers_do_not_depose_the_leader(leading: tuple[subprocess.Popen[str]
         each.start()
     while any(each.is_alive() for each in strangers):
         assert get(f"{address}/livez") == (200, "ok\n")
+    taken = [
+        memory_of(each) - held for each, held in zip((process.pid, serving), memory, strict=True)
+    ]
+    assert max(taken) < 2**25, taken
     with stranger_at(address) as stranger:
         stranger.sendall(LONG)
         assert stranger.recv(100).startswith(b"HTTP/1.1 431 ")
