@@ -16,6 +16,7 @@ from chain_kernel.errors import RetryError
 from chain_kernel.frame import encode_frame
 from chain_kernel.handlers import check_handler, result_of
 from chain_kernel.model import Event
+from chain_kernel.tasks import of_others
 from chain_kernel.testing.memory_chain import (
     LinkDial,
     LossyLink,
@@ -148,6 +149,11 @@ class _Life:
         if self._steps == self._point:
             self._chain.end(self.process)
             self._killed.set_result(Kill(_where(self._work), handed_id, stored_id))
+
+
+async def _beside(story: Coroutine[Any, Any, object]) -> None:
+    with of_others("the story beside the service"):
+        await story
 
 
 def _where(work: object) -> str:
@@ -320,7 +326,7 @@ class MemoryChain:
     ) -> list[Kill]:
         given = config or ReceiverConfig(chain_id=CHAIN_ID, idle_seconds=IDLE_SECONDS)
         name = given.name or "receiver"
-        beside = None if meanwhile is None else asyncio.create_task(meanwhile)
+        beside = None if meanwhile is None else asyncio.create_task(_beside(meanwhile))
         kills: list[Kill] = []
         end = virtual_clock().time() + seconds
         while True:

@@ -1,7 +1,10 @@
 """A real Kafka that asks for TLS and logins, with listeners that are wrong in one way each."""
 
 import asyncio
-from collections.abc import Iterator
+import base64
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +54,14 @@ _TOKENS: Final = (
 """With Kafka's own check of tokens, which takes unsigned ones."""
 
 
+def unsigned_token(user: str, seconds: int = 600) -> str:
+    """Return a token as Kafka's own check takes it (RFC 7519, without a signature)."""
+    now = int(time.time())
+    parts = ({"alg": "none"}, {"sub": user, "iat": now - 60, "exp": now + seconds})
+    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts]
+    return b".".join([*encoded, b""]).decode()
+
+
 @dataclass(frozen=True)
 class SecuredKafka:
     """The server, the ports of its listeners, and what clients need to know."""
@@ -75,6 +86,15 @@ class SecuredKafka:
             "ssl_cafile": str(self.authority.path),
         }
         return KafkaConfig(**{**given, **changed})
+
+    def by_tokens(self, draw: Callable[[], Awaitable[str]]) -> KafkaConfig:
+        """Return the right config for logins by tokens, which `draw` returns."""
+        return KafkaConfig(
+            bootstrap_servers=self.at("CLEAR"),
+            security_protocol="SASL_PLAINTEXT",
+            sasl_mechanism="OAUTHBEARER",
+            sasl_token=draw,
+        )
 
     def mutual(self, user: str, files: Files | None = None, **changed: Any) -> KafkaConfig:
         """Return the right config for TLS with a client certificate, but for what is changed."""

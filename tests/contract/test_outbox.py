@@ -269,13 +269,14 @@ def test_handler_that_fails_is_retried_to_the_limit_and_then_it_is_abnormal(rig:
     assert rig.statuses() == {bad: Status.ABNORMAL, **dict.fromkeys(good, Status.CONSUMED)}
 
 
-def test_handler_that_fails_twice_is_applied_once(rig: Rig) -> None:
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+def test_handler_that_fails_twice_is_applied_once(rig: Rig, error: type[BaseException]) -> None:
     add_all(rig, *NOTES)
 
     async def handler(delivery: Delivery, connection: Any) -> None:
         await apply(delivery, connection)
         if delivery.failures < 2:
-            raise ValueError("not yet")
+            raise error("not yet")
 
     rig.work_off(handler, retries=QUICK)
     assert rig.effects() == ONCE

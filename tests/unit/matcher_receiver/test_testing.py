@@ -11,6 +11,7 @@ import pytest
 from chain_kernel.errors import SettingError
 from chain_kernel.handlers import NotAsync
 from chain_kernel.model import Run, Snapshot
+from chain_kernel.tasks import SelfCancelled
 from matcher_receiver import FileSnapshotStore, Receiver, ReceiverConfig, ReceiverTuning
 from matcher_receiver.testing import Kill, MemoryChain, NotWorkedOff
 from tests.lanes import at_night
@@ -172,14 +173,20 @@ def test_service_that_leaves_orders_fails_the_test(
         chain.work_off(service)
 
 
-def test_error_of_the_service_and_of_the_story_beside_it_is_raised(chain: MemoryChain) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(ZeroDivisionError, ZeroDivisionError), (asyncio.CancelledError, SelfCancelled)],
+)
+def test_error_of_the_service_and_of_the_story_beside_it_is_raised(
+    chain: MemoryChain, error: type[BaseException], raised: type[Exception]
+) -> None:
     async def fails(_: object = None) -> None:
         await asyncio.sleep(1)
-        raise ZeroDivisionError
+        raise error
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(raised):
         chain.work_off(fails)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(raised):
         chain.work_off(careful(chain), meanwhile=fails())
 
 

@@ -1,14 +1,12 @@
 """Each client works on each listener with the right config; a wrong one is named in one line."""
 
 import asyncio
-import base64
-import json
 import secrets
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
@@ -28,7 +26,7 @@ from chain_kernel.errors import ConnectError
 from local_stack.process import free_port
 from tests.certificates import Authority
 from tests.deadlines import LONG_SECONDS, deadline
-from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka
+from tests.secured_kafka import PASSWORDS, RECEIVER, SEQUENCER, TOPIC, SecuredKafka, unsigned_token
 from tests.silent_server import silent_server
 from tests.sockets import no_socket_left
 
@@ -86,14 +84,6 @@ async def test_password_file_is_read_each_time(secured_kafka: SecuredKafka, tmp_
         pass
 
 
-def unsigned_token(user: str, seconds: int) -> str:
-    """Return a token as Kafka's own check takes it (RFC 7519, without a signature)."""
-    now = int(time.time())
-    parts = ({"alg": "none"}, {"sub": user, "iat": now - 60, "exp": now + seconds})
-    encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts]
-    return b".".join([*encoded, b""]).decode()
-
-
 async def test_token_is_drawn_for_each_connection(secured_kafka: SecuredKafka) -> None:
     seconds = [600]
     drawn = []
@@ -102,23 +92,20 @@ async def test_token_is_drawn_for_each_connection(secured_kafka: SecuredKafka) -
         drawn.append(unsigned_token(RECEIVER, seconds[0]))
         return drawn[-1]
 
-    config = KafkaConfig(
-        bootstrap_servers=secured_kafka.at("CLEAR"),
-        security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="OAUTHBEARER",
-        sasl_token=draw,
-    )
+    config = secured_kafka.by_tokens(draw)
     async with started(config, make_admin(config, "topics")) as admin:
         assert (await describe_topic(admin, config, TOPIC)).is_there
     assert len(drawn) >= 2
     seconds[0] = -30
     assert "wrong token" in await refused(config)
 
-    async def fail() -> str:
-        raise KeyError("its service is away")
-
-    without = msgspec.structs.replace(config, sasl_token=fail)
-    assert "sasl_token: 'its service is away'" in await refused(without)
+    for error, said in (
+        (KeyError("its service is away"), "'its service is away'"),
+        (asyncio.CancelledError(), "it raised CancelledError, though its task was not cancelled"),
+    ):
+        fail = AsyncMock(side_effect=error)
+        without = msgspec.structs.replace(config, sasl_token=fail)
+        assert f"sasl_token: {said}" in await refused(without)
 
 
 def wrongs(secured: SecuredKafka, folder: Path) -> dict[str, tuple[KafkaConfig, str]]:

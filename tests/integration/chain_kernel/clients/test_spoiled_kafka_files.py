@@ -1,13 +1,16 @@
 """Certificates for Kafka that cannot be read for a while end no service that runs."""
 
+import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
+from msgspec.structs import replace
 
 import outbox
 from chain_kernel.clients.kafka import close_client, cut_connection, make_consumer, start_client
@@ -28,7 +31,7 @@ from tests.certificates import Files
 from tests.deadlines import deadline, until
 from tests.integration.outbox.conftest import Sender, make_sender
 from tests.log_lines import log_lines
-from tests.secured_kafka import PREFIX, SEQUENCER, TOPIC, SecuredKafka
+from tests.secured_kafka import PREFIX, SEQUENCER, TOPIC, SecuredKafka, unsigned_token
 from tests.spoiled_files import SPOILS, copied, replaced, spoiled
 from tests.tuned import tuned
 
@@ -96,6 +99,24 @@ async def test_leader_goes_on_and_publishes_later(
     assert [row.key for row in await chain.rows()] == ["a", "b"]
     first = [line for line in log.naming(str(path)) if not line.endswith("times)")]
     assert len(first) == 1, log.lines
+
+
+async def test_leader_whose_tokens_are_cancelled_goes_on_and_publishes_later(
+    secured_kafka: SecuredKafka, chain: Chain
+) -> None:
+    draw = AsyncMock(side_effect=lambda: unsigned_token(SEQUENCER))
+    config = replace(chain.config, kafka=secured_kafka.by_tokens(draw))
+    with log_lines() as log:
+        async with deadline(), open_sequencer(config) as sequencer:
+            await until_published(sequencer, await sequencer.submit("a", b"one"))
+            draw.side_effect = asyncio.CancelledError
+            with frozen(secured_kafka):  # it fails, and makes a new producer
+                await log.until("no acknowledgement within 2 s")
+            await log.until("sasl_token: it raised CancelledError, though its task was not")
+            ack = await sequencer.submit("b", b"two")
+            draw.side_effect = lambda: unsigned_token(SEQUENCER)
+            await until_published(sequencer, ack)
+    assert [row.key for row in await chain.rows()] == ["a", "b"]
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -1,10 +1,12 @@
 """Mode 10: what is merely queued at its consumer is not sent again, what is lost is."""
 
+import asyncio
 from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
 
+from chain_kernel.errors import RetryError
 from outbox import Status, draw_message_ids
 from tests.lanes import at_night
 
@@ -72,6 +74,8 @@ async def test_message_found_in_the_consumers_own_log_is_done_and_not_sent(
     class Log:
         async def applied(self, message_ids: Sequence[UUID]) -> set[UUID]:
             asked.append(list(message_ids))
+            if len(asked) == 1:  # what it asks was cancelled, and not the relay
+                raise asyncio.CancelledError
             return {applied}
 
     async with sender.relay(consumer_logs={CONSUMER: Log()}) as relay:
@@ -80,9 +84,11 @@ async def test_message_found_in_the_consumers_own_log_is_done_and_not_sent(
         await relay.settle()
         assert asked == []  # what was never sent is in no log
         await sender.let_time_pass()
+        with pytest.raises(RetryError, match="it raised CancelledError, though its task"):
+            await relay.sweep()
         await relay.sweep()
         await relay.settle()
-        assert asked == [[applied, lost]]
+        assert asked == [[applied, lost]] * 2
         assert (relay.stats().found_applied, relay.stats().resent) == (1, 1)
     assert await sender.statuses() == {applied: Status.CONSUMED, lost: Status.CONFIRMED}
     assert sorted(await sender.sent(clearing)) == [applied, lost, lost]
