@@ -31,6 +31,16 @@ print("importing", flush=True)
 sys.stdin.read()
 """
 
+EACH_EXAMPLE = """
+from chainctl.main import main
+from chainctl.options import EXAMPLES
+from tests.command_lines import command_lines
+for path, example in EXAMPLES.items():
+    (words,) = command_lines(f"chainctl {path} {example}")
+    if words[0] not in {"bench", "demo", "quickstart", "stack"}:  # which start servers
+        assert main(words) in {0, 1, 2}, path
+"""
+
 
 def nameless(
     folder: Path, *words: object, settings: dict[str, str]
@@ -60,6 +70,21 @@ def test_commands_work_without_a_name_and_a_home(
     ):  # fmt: skip
         done = nameless(tmp_path, *words, settings=orderchain_environment)
         assert done.returncode == 0, (words, done.stderr)
+
+
+def test_each_command_says_to_an_account_without_a_name_what_is_wrong(tmp_path: Path) -> None:
+    """No server is there: what is wrong is one of them, or a file of the example."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "CHAINCTL_DATABASE": "postgresql://u@127.0.0.1:1/d",
+        "CHAINCTL_KAFKA": "127.0.0.1:1",
+        "CHAINCTL_CONNECT_SECONDS": "0.5",
+    }
+    command = (*NAMELESS, sys.executable, "-c", EACH_EXAMPLE)
+    done = completed(*command, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "internal error" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ async def by_relay(kafka: str, topic: str) -> None:
     assert MISSING in str(trouble)
 
 
+@pytest.mark.merge
 @pytest.mark.parametrize(
     "look", [by_intake, by_leader, by_receiver, by_consumer, by_callback_service, by_relay]
 )
