@@ -55,6 +55,26 @@ async def test_database_away_for_too_long_answers_what_is_known(
         await sequencer.__aexit__(None, None, None)
 
 
+@virtual
+async def test_start_whose_keys_end_before_the_head_begins_again_until_they_reach_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are of a copy that lags: a repeat would get a second id."""
+    async with world.sequencer() as before:
+        first = await before.submit("K", b"")
+    keys, epochs = MemoryKeyStore.keys, list[int]()
+
+    async def late(self: MemoryKeyStore, term: Term, *asked: int) -> list[tuple[int, str]]:
+        epochs.append(term.epoch)
+        return [] if len(epochs) <= 2 else await keys(self, term, *asked)
+
+    monkeypatch.setattr(MemoryKeyStore, "keys", late)
+    async with world.sequencer() as again:
+        assert await again.submit("K", b"") == first
+    assert epochs == [2, 3, 4, 4]
+    assert world.keys() == ["K"]
+
+
 @pytest.mark.parametrize("fault", [None, CommitFault.REFUSED])
 @virtual
 async def test_take_over_waits_for_its_turn_and_gives_it_to_the_next(
