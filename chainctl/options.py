@@ -104,10 +104,15 @@ EXAMPLES: Final = {
 
 
 def write_example(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the example of the command of `ctx` on a line of its own, however long."""
-    if example := EXAMPLES.get(ctx.command_path.partition(" ")[2]):
-        with formatter.section("Example"):
-            formatter.write(f"{'':>{formatter.current_indent}}{ctx.command_path} {example}\n")
+    """Write the example of the command of `ctx`, or of the first one of a group, on a line of its
+    own, however long."""
+    program, _, path = ctx.command_path.partition(" ")
+    for name, arguments in EXAMPLES.items():
+        if path and f"{name} ".startswith(f"{path} "):
+            with formatter.section("Example"):
+                room = " " * formatter.current_indent
+                formatter.write(f"{room}{program} {name} {arguments}\n")
+            return
 
 
 # -- options, and commands that have them ----------------------------------------------------------

@@ -40,6 +40,19 @@ def test_help_of_a_command_has_its_settings_apart_and_an_example_that_is_taken(
                 assert refusal_of(words) is None
 
 
+def test_help_of_a_group_has_the_example_of_its_first_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    groups = {path.rpartition(" ")[0] for path in LEAVES} - {"", *LEAVES}
+    assert groups >= {"chain", "chain verify-mark", "outbox", "outbox dead"}
+    for path in groups:
+        with case(path):
+            assert main([*path.split(), "--help"]) == 0
+            example = capsys.readouterr().out.partition("\nExample:\n")[2].strip()
+            first = next(name for name in EXAMPLES if name.startswith(f"{path} "))
+            assert example == f"chainctl {first} {EXAMPLES[first]}"
+
+
 KINDS: dict[str, str] = {"DIR|URL": "FILE", "DIR": "FILE", "FOLDER": "FILE", "FILE.html": "FILE"}
 """Metavars of one kind: a place for files."""
 
