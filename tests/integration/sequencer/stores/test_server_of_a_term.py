@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,6 +109,31 @@ async def test_lease_and_keys_are_on_the_server_of_the_term(
     released = "SELECT released FROM chain_lease"
     assert (await split.value(home, saved), await split.value(other, saved)) == (2, 0)
     assert (await split.value(home, released), await split.value(other, released)) == (True, False)
+
+
+@pytest.mark.merge
+async def test_term_is_proven_again_on_each_connection(
+    make_chain: MakeChain, postgres_server: PostgresServer, database_name: str
+) -> None:
+    """The next one may lead to a server that was put back since."""
+    chain = await make_chain(copies=0)
+    term = await led(chain.config)
+    keys = PostgresKeyStore(chain.config)
+    async with (
+        AsyncExitStack() as stack,
+        connected(postgres_server.dsn(SUPERUSER, database_name)) as admin,
+    ):
+        stack.push_async_callback(keys.close)
+        assert await keys.outline(term) == []
+        assert await admin.execute("UPDATE chain_term SET nonce = $1", bytes(16)) == "UPDATE 1"
+        assert await keys.outline(term) == []  # proven once for this connection
+        backends = "pg_stat_activity WHERE datname = current_database() AND application_name = $1"
+        ended = f"SELECT pg_terminate_backend(pid) FROM {backends}"  # noqa: S608 - ours
+        assert await admin.fetch(ended, "orderchain keys 1") == [(True,)]
+        with pytest.raises(RetryError):  # lost
+            await keys.outline(term)
+        with pytest.raises(RetryError, match="not the server of the term"):
+            await keys.outline(term)
 
 
 async def test_old_primary_that_refuses_our_login_hides_no_server_of_a_term(split: Split) -> None:
