@@ -321,6 +321,8 @@ def _outbox(lines: Lines, arm: str) -> Sequence[str | Spread | None]:
 
 
 _ALSO_OF_SPARK: Final = {
+    "any table / scan": "frame_to_scan",
+    "any table by pid / scan": "frame_by_pid_to_scan",
     "lag() / scan": "lag_to_scan",
     "anti join / scan": "anti_join_to_scan",
     "seconds of a bare read": "bare_seconds",
