@@ -22,12 +22,16 @@ def test_every_version_that_is_claimed_is_run() -> None:
     assert list(releases["Python"]) == classified
     assert {"15", "16", "17", "18"} <= releases["PostgreSQL"].keys()
     assert {"3.7", "3.9", "4.0", "4.1"} <= releases["Kafka"].keys()
+    first, *_, last = releases["PySpark"]
+    (spark,) = (each for each in project["optional-dependencies"]["spark"] if "pyspark" in each)
+    assert spark == f"pyspark>={first},<4.{int(last.removeprefix('4.')) + 1}"
     for part in versions.PARTS:
         assert all((ROOT / name).exists() for name in part.tests)
 
 
 def test_page_has_a_row_for_each_version() -> None:
     assert versions.with_rows(PAGE, []) == PAGE, "make versions"
+    assert not [row for row in versions.rows_of(PAGE) if versions.NOT_RUN in row.result]
 
 
 @pytest.mark.nightly
