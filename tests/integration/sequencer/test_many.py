@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import asyncpg
 import pytest
@@ -13,15 +15,21 @@ from msgspec.structs import replace
 from chain_kernel.errors import ChainLed, RetryError, SettingError, SteppedDown
 from chain_kernel.model import IntakeMark
 from sequencer import Order, Sequencer, SequencerConfig, open_sequencer, open_sequencers
+from sequencer.many import TAKE_OVERS_AT_ONCE
+from sequencer.stores.postgres import PostgresChainStore
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.integration.sequencer.conftest import MakeChain
 
 CHAINS = 12
 COMMITS = 3
 ORDERS = 20
 CUTS = 3
+BEATS = 6
+LEASE_SECONDS = 3.0
+LATE = LEASE_SECONDS / 2
+"""Since the last beat: two and a half times as long as until the next one."""
 _OURS = "datname = current_database() AND application_name LIKE 'orderchain %'"
 
 
@@ -69,11 +77,57 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
+class TakeOvers:
+    """Counts take-overs that are under way at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 0
+        self.most = 0
+        for name in ("take_over", "take_over_again"):
+            counted = self._counted(getattr(PostgresChainStore, name))
+            monkeypatch.setattr(PostgresChainStore, name, counted)
+
+    def _counted(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        async def counted(*values: object) -> object:
+            self._now += 1
+            self.most = max(self.most, self._now)
+            try:
+                return await work(*values)
+            finally:
+                self._now -= 1
+
+        return counted
+
+
+async def hold_up_beats(chain: Chain, sequencers: Sequence[Sequencer]) -> None:
+    """Freeze the backend of the leases until the next beat of each chain is due, or overdue."""
+    pid = await chain.value(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+        "AND application_name LIKE 'orderchain lease%'"
+    )
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await until(lambda: all(each.stats().lease_age_seconds > LATE for each in sequencers))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def beat_by_one_statement(chain: Chain) -> bool:
+    """Whether one transaction has written the lease of each chain: its last beat."""
+    return bool(await chain.value("SELECT count(DISTINCT xmin::text) = 1 FROM chain_lease"))
+
+
 async def test_chains_of_one_process_share_connections_and_outlive_cuts_of_them(
-    make_chain: MakeChain,
+    make_chain: MakeChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chains = await make_chains(make_chain, CHAINS)
+    chains = await make_chains(
+        make_chain, CHAINS, lease_seconds=LEASE_SECONDS, commit_seconds=LEASE_SECONDS * 0.8
+    )
+    take_overs = TakeOvers(monkeypatch)
     async with open_sequencers(configs_of(chains), connections=COMMITS) as sequencers:
+        assert take_overs.most == TAKE_OVERS_AT_ONCE
+        await hold_up_beats(chains[0], list(sequencers.values()))
+        await until(lambda: beat_by_one_statement(chains[0]))
         load = Load(dict(sequencers))
         for _ in range(CUTS):
             await load.until_all_have_more()
@@ -85,6 +139,7 @@ async def test_chains_of_one_process_share_connections_and_outlive_cuts_of_them(
         await load.until_all_have_more()
         await load.stop()
         assert [each.why_not_ready() for each in sequencers.values()] == [None] * CHAINS
+        assert take_overs.most == TAKE_OVERS_AT_ONCE
     assert await connections(chains[0]) == {}
     for chain in chains:
         rows = await chain.rows()
@@ -149,7 +204,9 @@ async def move_mark(sequencer: Sequencer) -> object:
 
 
 @pytest.mark.parametrize("what", [submit_new, move_mark])
-@pytest.mark.parametrize("table", ["chain_head", "chain_lease"])
+@pytest.mark.parametrize(
+    "table", [pytest.param("chain_head", marks=pytest.mark.merge), "chain_lease"]
+)
 async def test_row_of_one_chain_that_is_locked_holds_no_connection_of_others(
     make_chain: MakeChain,
     table: str,
@@ -167,7 +224,7 @@ async def test_row_of_one_chain_that_is_locked_holds_no_connection_of_others(
         async with deadline():
             number = 0
             # Longer than the deadline of a commit, by which a connection would be given up.
-            while await beats(free) < before + 30:
+            while await beats(free) < before + BEATS:
                 assert (await sequencers[2].submit(f"key{number}", b"")).id > 0
                 number += 1
             assert waiting.done() is (table == "chain_lease")
