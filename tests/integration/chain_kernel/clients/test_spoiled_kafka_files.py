@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,17 @@ import outbox
 from chain_kernel.clients.kafka import close_client, cut_connection, make_consumer, start_client
 from chain_kernel.clients.kafka_config import KafkaConfig
 from chain_kernel.clients.kafka_errors import connecting, is_broker_there
-from chain_kernel.errors import RetryError
+from chain_kernel.errors import ConnectError, RetryError
 from chain_kernel.sql import OWNER, SEQUENCER_WRITER
 from chainctl.admin import create_chain
 from chainctl.database import connected_to
 from local_stack import PostgresServer
-from outbox import Status
+from matcher_receiver.config import KafkaSourceConfig
+from matcher_receiver.stores.kafka import KafkaFrameSource
+from outbox import ConsumerConfig, Status
+from outbox.callback.callback_service import CallbackIntake
+from outbox.callback.config import CallbackConfig
+from outbox.consumer.record_source import DestinationRecords
 from outbox.roles import OUTBOX_WRITER
 from sequencer import Ack, Sequencer, SequencerConfig, TopicIntakeConfig, open_sequencer
 from sequencer.intake.joint import JointConsumers
@@ -40,6 +45,8 @@ RoleDsn = Callable[[str], str]
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 FIELDS = ("ssl_cafile", "ssl_certfile", "ssl_keyfile")
+OUTAGES = RetryError, ConnectError
+"""What a part that has begun waits for."""
 
 
 def fresh_name() -> str:
@@ -160,6 +167,58 @@ async def test_joint_intake_meets_a_file_that_is_gone_as_an_outage(
         await reader.records(1, 0.1)
         await reader.close()
         await joint.close()
+
+
+Reader = tuple[Callable[[], Awaitable[object]], Callable[[], Awaitable[object]]]
+"""How a reader of a topic connects, and how it closes: while it runs it does both repeatedly."""
+
+
+def intake(kafka: KafkaConfig, topic: str) -> Reader:
+    reader = TopicReader(TopicIntakeConfig(kafka=kafka, topic=topic))
+    return reader.open, reader.close
+
+
+def receiver(kafka: KafkaConfig, topic: str) -> Reader:
+    source = KafkaFrameSource(KafkaSourceConfig(kafka=kafka, topic=topic))
+    return source.start, source.close
+
+
+def consumer(kafka: KafkaConfig, topic: str) -> Reader:
+    config = ConsumerConfig(name=topic, topics=(topic,), kafka=kafka, database="postgresql://h/d")
+    records = DestinationRecords(config, lambda _: None)
+    return records.start, records.close
+
+
+def callback(kafka: KafkaConfig, topic: str) -> Reader:
+    config = CallbackConfig(
+        database="postgresql://h/d", kafka=kafka, check_topic=topic, confirm_topics=(topic,)
+    )
+    nothing: Any = None  # a look at the topics, with a client of its own, is before all else
+
+    async def close() -> None:
+        """It has closed its client."""
+
+    return CallbackIntake(config, nothing)._are_topics_there, close
+
+
+@pytest.mark.parametrize("make", [intake, receiver, consumer, callback])
+async def test_reader_meets_a_file_that_is_gone_as_an_outage(
+    secured_kafka: SecuredKafka,
+    kafka: KafkaConfig,
+    files: Files,
+    make: Callable[[KafkaConfig, str], Reader],
+) -> None:
+    topic = fresh_name()
+    secured_kafka.make_topic(topic)
+    connect, close = make(kafka, topic)
+    async with deadline():
+        for how in SPOILS:
+            await connect()
+            await close()
+            with spoiled(files.certificate, how), pytest.raises(OUTAGES, match="ssl_certfile"):
+                await connect()
+        await connect()
+        await close()
 
 
 async def test_client_that_runs_takes_a_new_certificate_at_its_next_connect(
