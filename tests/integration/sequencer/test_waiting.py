@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sys
+import time
 from contextlib import suppress
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from chain_kernel.errors import Busy, KeyConflict, OrderError
 from chain_kernel.limits import PAYLOAD_BYTES_MAX
 from chain_kernel.model import is_linked
-from sequencer import Order, open_sequencer
+from sequencer import Order, Sequencer, open_sequencer
 from tests.deadlines import deadline, until
 from tests.lock_waits import WAITING
 
@@ -94,3 +95,17 @@ async def test_columns_become_rows_and_repeats_get_their_first_places(
     ]
     assert is_linked(0, rows)
     assert [row.id for row in rows] == [ack.id for ack in acks]
+
+
+def delay_of(sequencer: Sequencer) -> float:
+    shown = {sample.name: sample.value for sample in sequencer.samples()}
+    return shown["orderchain_sequencer_loop_delay_seconds"]
+
+
+@pytest.mark.merge
+async def test_loop_that_is_late_is_shown_by_a_metric(make_chain: MakeChain) -> None:
+    chain = await make_chain()
+    async with deadline(), open_sequencer(chain.config) as sequencer:
+        beat_seconds = sequencer._config.tuning.lease_seconds / 5
+        time.sleep(beat_seconds * 1.5)  # noqa: ASYNC251 - for half of it a beat is due
+        await until(lambda: delay_of(sequencer) >= beat_seconds * 0.5)
