@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import secrets
 import shutil
 import sys
@@ -70,6 +71,8 @@ REASONS = Path(__file__).with_name("survivors.toml")
 
 _SLOW_IMPORTS = ("aiokafka", "asyncpg", "hypothesis", "msgspec", "numpy", "uvloop")
 """What is no part of the engine is imported once, and not by the process of each wrong."""
+_CPU_SECONDS = 300
+"""More than any of the tests below take on the slowest machine."""
 _OF_NO_USE = 99
 _EMPTY = """
 SELECT format('DROP DATABASE %I (FORCE)', datname) FROM pg_database
@@ -88,7 +91,8 @@ class Lane:
     def begin(self, path: str, mutant: Mutant | None) -> int:
         """Begin the tests of a source, with a wrong in it; return the process.
 
-        A test that hangs ends by its own limit, as ever.
+        A test that hangs ends by its own limit, as usual. Where a loop takes the error of that
+        limit for one of its own, the process ends by its time on the CPU.
         """
         if path.endswith(".sql"):
             self._server = self._server or self._started()
@@ -113,6 +117,7 @@ class Lane:
         return self._closing.enter_context(PostgresServer(config))
 
     def _tested(self, path: str, mutant: Mutant | None) -> int:
+        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         if self._server is not None:

@@ -21,7 +21,7 @@ from .run import REASONS, TARGETS
 def test_each_wrong_changes_the_module(path: str) -> None:
     whole = ast.dump(ast.parse((ROOT / path).read_text(encoding="utf-8")))
     wrongs = [ast.dump(mutated(mutant)) for mutant in mutants_of(path)]
-    assert len(wrongs) > 20
+    assert len(wrongs) > 10
     assert whole not in wrongs
 
 
