@@ -3,8 +3,10 @@
 import struct
 from collections.abc import Callable, Mapping
 
+import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord
 from aiokafka.admin import NewTopic
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 from aiokafka.record.util import calc_crc32c
 
 from local_stack import KafkaServer
@@ -73,6 +75,22 @@ async def read_topic(kafka: object, topic: str) -> list[ConsumerRecord]:
 async def records_of(kafka: object, topic: str) -> list[bytes]:
     """Return the value of every record of `topic`."""
     return [record.value for record in await read_topic(kafka, topic)]
+
+
+class StrangeName(str):
+    """The name of a header as clients in C or Go can send it."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:
+        return b"\xff\xfe"
+
+
+def let_names_be_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have producers ask a StrangeName for its bytes: the compiled encoder does not."""
+    for module in ("producer", "message_accumulator"):
+        encoder = f"aiokafka.producer.{module}.DefaultRecordBatchBuilder"
+        monkeypatch.setattr(encoder, _DefaultRecordBatchBuilderPy)
 
 
 def damage_batch(kafka: KafkaServer, topic: str, number: int, *, is_sealed: bool = False) -> None:

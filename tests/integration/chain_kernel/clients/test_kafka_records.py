@@ -9,7 +9,6 @@ from contextlib import closing
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from chain_kernel.errors import RetryError, TopicError
 from chain_verifier.config import TopicSource
@@ -22,7 +21,7 @@ from outbox.consumer.record_source import DestinationRecords
 from sequencer import SequencerConfig, TopicIntakeConfig
 from sequencer.intake.reader import TopicReader
 from sequencer.stores.kafka import KafkaFrameSink
-from tests.builders.topics import damage_batch, make_topics
+from tests.builders.topics import StrangeName, damage_batch, let_names_be_bytes, make_topics
 from tests.deadlines import deadline
 
 CODECS = ("gzip", "snappy", "lz4", "zstd")
@@ -39,15 +38,6 @@ async def make_topic(kafka: str, compression: str) -> str:
 
 
 HEADER = "x"
-
-
-class StrangeName(str):
-    """The name of a header as clients in C or Go can send it."""
-
-    __slots__ = ()
-
-    def encode(self, *_: object) -> bytes:
-        return b"\xff\xfe"
 
 
 async def publish(kafka: str, topic: str) -> None:
@@ -154,10 +144,7 @@ async def test_reader_without_the_codec_names_it(
 async def test_name_of_a_header_need_not_be_text(
     kafka_server: KafkaServer, read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The compiled encoder asks no name for its bytes.
-    for module in ("producer", "message_accumulator"):
-        encoder = f"aiokafka.producer.{module}.DefaultRecordBatchBuilder"
-        monkeypatch.setattr(encoder, _DefaultRecordBatchBuilderPy)
+    let_names_be_bytes(monkeypatch)
     monkeypatch.setattr(f"{__name__}.HEADER", StrangeName("x"))
     kafka = kafka_server.bootstrap
     for compression in ("producer", "uncompressed", "zstd"):
@@ -167,16 +154,24 @@ async def test_name_of_a_header_need_not_be_text(
         assert values == VALUES, compression
 
 
+@pytest.mark.parametrize(
+    ("is_sealed", "said"),
+    [(False, "damaged since it was sent: its checksum is wrong"), (True, "sent like that: ")],
+)
 @pytest.mark.parametrize("read", [by_intake, by_consumer, by_local_verifier, by_leader])
-async def test_damaged_record_is_named_after_all_that_comes_before_it(
-    kafka_server: KafkaServer, read: Read, monkeypatch: pytest.MonkeyPatch
+async def test_unreadable_record_is_named_after_all_that_comes_before_it(
+    kafka_server: KafkaServer,
+    read: Read,
+    monkeypatch: pytest.MonkeyPatch,
+    is_sealed: bool,
+    said: str,
 ) -> None:
     kafka, values = kafka_server.bootstrap, Values()
     topic = await make_topic(kafka, "producer")
     await publish(kafka, topic)
-    damage_batch(kafka_server, topic, 2)
+    damage_batch(kafka_server, topic, 2, is_sealed=is_sealed)
     monkeypatch.setattr(f"{__name__}.publish", already)
-    named = f"record of topic {topic}, partition 0, offset 2 was 'damaged since it was sent: its ch"
+    named = f"record of topic {topic}, partition 0, offset 2 was '{said}"
     with pytest.raises(RetryError if read is by_leader else TopicError, match=named):
         async with deadline():
             await read(kafka, topic, values)

@@ -263,6 +263,25 @@ def test_fields_are_separated_by_what_the_option_or_the_first_line_names(
     assert found == [dict(zip(lines[0], line, strict=True)) for line in lines[1:]] * 2
 
 
+@pytest.mark.merge
+def test_file_of_the_same_name_in_another_folder_is_refused_until_it_is_named(
+    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
+) -> None:
+    first, other = (tmp_path / day / "part-00000.csv" for day in ("day=1", "day=2"))
+    for path in (first, other):
+        path.parent.mkdir()
+    assert sequence(first, "n\n1\n2\n3\n4\n5\n").code == 0
+    refused = sequence(other, "n\n1\n2\n3\n4\n5\n6\n7\n")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert "5 rows" in refused.err
+    assert "--input-name is 'part-00000.csv'" in refused.err
+    named = sequence(other, None, "--input-name", "day2.csv")
+    assert json.loads(named.out)["orders"] == 7
+    assert keys(rows()) == [f"part-00000.csv#{n}" for n in range(1, 6)] + [
+        f"day2.csv#{n}" for n in range(1, 8)
+    ]
+
+
 @pytest.mark.parametrize("times", [*at_night(1), 2])
 def test_sequence_interrupted_once_or_twice_loses_and_doubles_nothing(
     start: Start, sequence: Callable[..., Done], head_moved: Callable[[], None],

@@ -1,5 +1,6 @@
 """`chainctl sequence --intake-topic`: replaced, stopped, a topic becomes a chain once."""
 
+import asyncio
 import json
 import platform
 import signal
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from tests.builders.orders import order_file
+from tests.builders.topics import StrangeName, let_names_be_bytes
 from tests.deadlines import LONG_SECONDS
 from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
 from tests.integration.chainctl.order_topic import PARTITIONS, Topic
@@ -75,6 +78,32 @@ def test_sequence_from_a_topic_runs_until_sigterm_and_reports_what_it_did(
     assert f"leading chain {topic.chain}, epoch 1" in err
     assert topic.head()["released"]
     topic.assert_is_chain()
+
+
+@pytest.mark.merge
+def test_record_with_a_header_whose_name_is_no_text_is_an_order_like_any(
+    lead: Callable[..., subprocess.Popen[str]], topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_names_be_bytes(monkeypatch)
+    keys = [f"k#{number}" for number in range(1, 6)]
+
+    async def send() -> None:
+        kafka = topic.settings["CHAINCTL_KAFKA"]
+        async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:
+            for key in keys:
+                headers = [(StrangeName("x"), b"1")] if key == "k#3" else []
+                await producer.send_and_wait(
+                    topic.name, b"order", key=key.encode(), partition=0, headers=headers
+                )
+
+    asyncio.run(send())
+    topic.ends[0] = len(keys)
+    process = lead()
+    topic.until_taken(process)
+    process.send_signal(signal.SIGTERM)
+    out, _ = end(process, 143)
+    assert json.loads(out)["orders"] == len(keys)
+    assert [key for _, _, key in topic.rows()] == keys
 
 
 def self_leads(topic: Topic, before: int) -> bool:

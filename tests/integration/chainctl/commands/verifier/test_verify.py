@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.builders.orders import order_file
@@ -111,6 +113,30 @@ def test_verify_of_all_chains_reports_each_with_the_worst_exit_code(
     assert (outcome["chain_id"], outcome["verdict"]) == (999, "not verified")
     every = ctl(*arguments, "--all-chains")
     assert {filled_once, chain} <= {one["chain_id"] for one in json.loads(every.out)["chains"]}
+
+
+@pytest.mark.merge
+def test_path_that_looks_like_a_pattern_leads_to_the_file_of_that_name(
+    ctl: Ctl, tmp_path: Path
+) -> None:
+    ids = pa.array(range(1, 501), pa.int64())
+    table = pa.table(
+        {
+            "chain_id": pa.array([77] * 500, pa.int32()),
+            "id": ids,
+            "pid": pa.array(range(500), pa.int64()),
+            "key": [f"k{number}" for number in range(500)],
+            "event_time_ns": ids,
+            "payload": pa.array([b"x"] * 500, pa.binary()),
+        }
+    )
+    pq.write_table(table, tmp_path / "day1.parquet")
+    pq.write_table(pa.concat_tables([table[:250], table[251:]]), tmp_path / "day[1].parquet")
+    source = f"parquet:{tmp_path}/day[1].parquet"
+    done = ctl("verify", "--local", "--chain", 77, "--head", 500, "--source", source, "--json")
+    assert done.code == 1, done
+    (found,) = json.loads(done.out)["findings"]
+    assert (found["kind"], "251" in found["text"]) == ("gap", True), found
 
 
 def test_verify_with_nothing_to_prove_anything_by_could_not_complete(
