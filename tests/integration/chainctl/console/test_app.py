@@ -65,6 +65,21 @@ def test_state_has_every_part_as_the_reading_commands_show_it(
     assert {"chains", "receivers", "gaps"} <= set(sections)
 
 
+@pytest.mark.merge
+def test_consumer_of_which_nothing_was_heard_is_a_warning(
+    run_console: RunConsole, filled: Filled, on_database: OnDatabase
+) -> None:
+    sent = """UPDATE outbox_pending
+        SET status = 1, topic = 't', "partition" = 0, "offset" = 7, next_send_at = 'infinity',
+            sent_at = now() - interval '6 minutes' WHERE status = 0"""
+    on_database(lambda admin: admin.execute(sent))
+    state = run_console().state()
+    never = "nothing was ever heard of consumer books"
+    assert state["outbox"]["clearing/confirmed"]["silent"] == never
+    text = f"Outbox, destination clearing: {never}."
+    assert ("warn", text) in {(each["level"], each["text"]) for each in state["notices"].values()}
+
+
 def test_rewritten_history_is_shown_as_contradicted(
     run_console: RunConsole, filled: Filled, on_database: OnDatabase
 ) -> None:

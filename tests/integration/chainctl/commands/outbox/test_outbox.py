@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 import pytest
@@ -345,8 +346,11 @@ def test_mistaken_destination_is_ended_with_what_was_sent_to_nobody(
 ) -> None:
     on_its_way = sorted(store(2, 1) + store(1, 0))
     (prepared,) = store(1, 0)
-    undecided = "UPDATE outbox_pending SET status = 4, is_decided = false, asked = '' WHERE %s"
-    rows(database, undecided % f"message_id = '{prepared}'")
+    asked_often = (
+        "UPDATE outbox_pending SET status = 4, is_decided = false, asked = 'shop', "
+        "check_count = 16, next_send_at = now() WHERE message_id = '%s'"
+    )
+    rows(database, asked_often % prepared)
     end = ["outbox", "abandon", "--destination", clearing, "--reason", "a slip"]
     assert ctl(*end).code == 1, "what is on its way is ended by name only"
     named = [*end, "--status", "init", "--status", "confirmed", "--status", "prepared", "--json"]
@@ -358,7 +362,16 @@ def test_mistaken_destination_is_ended_with_what_was_sent_to_nobody(
     assert [tuple(each.values()) for each in acts] == [(0, 6), (1, 6), (1, 6)]
     (left,) = rows(database, "SELECT message_id FROM outbox_pending")
     assert left["message_id"] == prepared, "its sender may still decide"
-    rows(database, "DELETE FROM outbox_pending")
+    assert "unfinished" in ctl.refused("outbox", "destination", "remove", clearing)
+
+    async def check() -> None:
+        config = outbox.RelayConfig(database=database, kafka="unused:1", name="checks")
+        check_back = outbox.CheckBack(config, AsyncMock())
+        assert await check_back.check_once() == 1
+        await check_back.close()
+
+    asyncio.run(check())  # it was asked for as often as allowed, and is abnormal now
+    ctl.done(*end)
     ctl.done("outbox", "destination", "remove", clearing)
 
 

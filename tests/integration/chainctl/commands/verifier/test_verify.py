@@ -31,6 +31,12 @@ SELECT count(*) > 0 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks
 
 pytestmark = pytest.mark.timeout(300)
 
+IN_SPARK = (
+    pytest.mark.nightly,
+    # PySpark leaves the socket of every `collect` to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
+)
+
 
 def journal_of(call: Call, settings: dict[str, str], chain: int, folder: Path) -> Path:
     """Let a receiver write the journal of a chain, named by its number."""
@@ -115,9 +121,11 @@ def test_verify_of_all_chains_reports_each_with_the_worst_exit_code(
     assert {filled_once, chain} <= {one["chain_id"] for one in json.loads(every.out)["chains"]}
 
 
-@pytest.mark.merge
+@pytest.mark.parametrize(
+    "mode", [pytest.param(["--local"], marks=pytest.mark.merge), pytest.param([], marks=IN_SPARK)]
+)
 def test_path_that_looks_like_a_pattern_leads_to_the_file_of_that_name(
-    ctl: Ctl, tmp_path: Path
+    ctl: Ctl, tmp_path: Path, mode: list[str]
 ) -> None:
     ids = pa.array(range(1, 501), pa.int64())
     table = pa.table(
@@ -133,7 +141,7 @@ def test_path_that_looks_like_a_pattern_leads_to_the_file_of_that_name(
     pq.write_table(table, tmp_path / "day1.parquet")
     pq.write_table(pa.concat_tables([table[:250], table[251:]]), tmp_path / "day[1].parquet")
     source = f"parquet:{tmp_path}/day[1].parquet"
-    done = ctl("verify", "--local", "--chain", 77, "--head", 500, "--source", source, "--json")
+    done = ctl("verify", *mode, "--chain", 77, "--head", 500, "--source", source, "--json")
     assert done.code == 1, done
     (found,) = json.loads(done.out)["findings"]
     assert (found["kind"], "251" in found["text"]) == ("gap", True), found
