@@ -250,6 +250,30 @@ async def test_one_host_means_its_primary_and_a_standby_there_is_not_looked_at(
         await keys.close()
 
 
+async def test_keys_are_not_read_on_a_standby_while_the_login_has_no_connection_left(
+    make_chain: MakeChain, postgres_server: PostgresServer, server_folder: Path, database_name: str
+) -> None:
+    """It would answer at once, and may lag: a leader that starts waits for its own server."""
+    chain = await make_chain(copies=0)
+    limit = f"ALTER ROLE {SEQUENCER_WRITER} CONNECTION LIMIT"
+    with standby_of(postgres_server, server_folder / "standby") as standby:
+        config = Split(chain, postgres_server, standby, database_name).config(
+            postgres_server, standby
+        )
+        term = await led(config)
+        keys = PostgresKeyStore(config)
+        standby.execute("SELECT pg_wal_replay_pause()")
+        postgres_server.execute(f"{limit} 0")
+        try:
+            with pytest.raises(RetryError, match="too many connections"):
+                await keys.outline(term)
+            postgres_server.execute(f"{limit} -1")
+            assert await keys.outline(term) == []
+        finally:
+            postgres_server.execute(f"{limit} -1")
+            await keys.close()
+
+
 async def test_two_standbys_that_were_promoted_are_named_and_neither_is_led(
     make_chain: MakeChain, postgres_server: PostgresServer, server_folder: Path, database_name: str
 ) -> None:
