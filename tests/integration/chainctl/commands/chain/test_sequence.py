@@ -120,26 +120,6 @@ def test_file_with_a_bad_row_keeps_the_rows_before_it_and_goes_on_once_fixed(
     assert keys(rows()) == [f"o.csv#{number}" for number in range(1, 1_001)]
 
 
-@pytest.mark.merge
-def test_same_file_name_in_another_folder_is_refused_until_it_is_named(
-    sequence: Callable[..., Done], rows: Rows, tmp_path: Path
-) -> None:
-    first, other = (tmp_path / day / "part-00000.csv" for day in ("day=1", "day=2"))
-    for path, count in ((first, 5), (other, 7)):
-        path.parent.mkdir()
-        order_file(path, count)
-    assert sequence(first).code == 0
-    refused = sequence(other)
-    assert (refused.code, refused.out) == (2, "")
-    (line,) = refused.err.splitlines()
-    assert "5 rows" in line
-    assert f"{first.parent}; --input-name is 'part-00000.csv'" in line
-    assert len(rows()) == 5
-    named = sequence(other, None, "--input-name", "day=2.csv")
-    assert (named.code, json.loads(named.out)["orders"]) == (0, 7), named
-    assert keys(rows())[5:] == [f"day=2.csv#{number}" for number in range(1, 8)]
-
-
 @pytest.mark.parametrize("suffix", [".gz", *at_night("")])
 def test_standard_input_is_the_file_of_its_name(
     sequence: Callable[..., Done], start: Start, rows: Rows, module_settings: dict[str, str],
@@ -294,6 +274,7 @@ def test_file_of_the_same_name_in_another_folder_is_refused_until_it_is_named(
     refused = sequence(other, "n\n1\n2\n3\n4\n5\n6\n7\n")
     assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
     assert "5 rows" in refused.err
+    assert f"{first.parent}; " in refused.err
     assert "--input-name is 'part-00000.csv'" in refused.err
     named = sequence(other, None, "--input-name", "day2.csv")
     assert json.loads(named.out)["orders"] == 7
