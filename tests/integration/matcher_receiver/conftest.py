@@ -71,16 +71,16 @@ def publish(bootstrap: str, topic: str) -> Publish:
 def make_receiver(bootstrap: str, topic: str, role_dsn: RoleDsn, chain_id: int) -> MakeReceiver:
     """Make receivers of the chain; the settings are those of ReceiverConfig."""
 
-    def make(**settings: Any) -> Receiver:
+    def make(gaps: GapReader | None = None, **settings: Any) -> Receiver:
         name = settings.setdefault("name", "test")
         checkpoints = CheckpointConfig(
             database=role_dsn(RECEIVER_WRITER), chain_id=chain_id, name=name
         )
-        gaps = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id, page_rows=50)
+        config = GapReaderConfig(database=role_dsn(GAP_READER), chain_id=chain_id, page_rows=50)
         return Receiver(
             tuned(ReceiverConfig(chain_id=chain_id), **settings),
             KafkaFrameSource(KafkaSourceConfig(kafka=bootstrap, topic=topic, request_seconds=1.0)),
-            GapReader(gaps),
+            gaps or GapReader(config),
             PostgresCheckpointStore(checkpoints),
         )
 

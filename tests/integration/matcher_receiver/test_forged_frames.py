@@ -1,16 +1,22 @@
 """Frames of people who can read and write the topic, and cannot read the key: none is believed."""
 
+from urllib.parse import urlsplit
+
 import msgspec
 import pytest
 
 from chain_kernel.frame import HEADER_BYTES, MAC_BYTES, FrameHeader, encode_frame
 from chain_kernel.model import Event, Run
+from chain_kernel.sql import GAP_READER
+from gapfill import GapReader, GapReaderConfig
 from matcher_receiver import Receiver
 from tests.builders.chains import NEXT_NONCE, signed
 from tests.builders.stored_chain import StoredChain
+from tests.deadlines import deadline, until
+from tests.faults.proxy import Proxy, postgres_requests
 from tests.lanes import at_night
 
-from .conftest import MakeReceiver, Publish
+from .conftest import MakeReceiver, Publish, RoleDsn
 
 FLOOD = 2_000
 QUIET = {"poll_after_seconds": 600.0, "check_seconds": 600.0, "prove_seconds": 600.0}
@@ -102,3 +108,40 @@ async def test_frames_of_an_older_leader_are_believed_without_a_read(
         await taken(receiver, later.last_id)
         stats = receiver.stats()
         assert (stats.reads, stats.dropped, stats.duplicates_dropped) == (reads, {}, len(older))
+
+
+@pytest.mark.merge
+async def test_frames_of_an_unknown_term_hold_up_no_live_one_while_the_database_is_silent(
+    stored: StoredChain,
+    publish: Publish,
+    make_receiver: MakeReceiver,
+    role_dsn: RoleDsn,
+    chain_id: int,
+) -> None:
+    port = urlsplit(role_dsn(GAP_READER)).port or 0
+    await stored.commit(5)
+    async with Proxy(port, postgres_requests) as proxy:
+        address = role_dsn(GAP_READER).replace(f":{port}/", f":{proxy.port}/")
+        gaps = GapReader(GapReaderConfig(database=address, chain_id=chain_id))
+        async with make_receiver(gaps=gaps) as receiver:
+            await taken(receiver, stored.chain.mark().id)
+            proxy.drops_requests = True
+            async with deadline():
+                for _ in range(10):
+                    header, rows = invented(stored)
+                    unknown = msgspec.structs.replace(header, publisher_nonce=b"of another story")
+                    batch = await stored.commit(5)
+                    await publish([signed(unknown, rows), *stored.chain.frames(batch)])
+                    assert await taken(receiver, batch.last_id) == batch.events
+            stats = receiver.stats()
+            assert (stats.rows_live, stats.gaps, stats.dropped) == (50, 0, {}), "they wait"
+
+            async def are_dropped() -> bool:
+                batch = await stored.commit(1)
+                await publish(stored.chain.frames(batch))
+                await taken(receiver, batch.last_id)
+                return receiver.stats().dropped == {"nonce": 10}
+
+            proxy.drops_requests = False
+            proxy.reset()
+            await until(are_dropped)
