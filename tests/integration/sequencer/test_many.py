@@ -101,10 +101,12 @@ class TakeOvers:
 
 async def hold_up_beats(chain: Chain, sequencers: Sequence[Sequencer]) -> None:
     """Freeze the backend of the leases until the next beat of each chain is due, or overdue."""
-    pid = await chain.value(
+    backend = (
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
         "AND application_name LIKE 'orderchain lease%'"
     )
+    await until(lambda: chain.fetch(backend))  # the first beat opens it
+    pid = await chain.value(backend)
     os.kill(pid, signal.SIGSTOP)
     try:
         await until(lambda: all(each.stats().lease_age_seconds > LATE for each in sequencers))
