@@ -99,7 +99,9 @@ async def test_columns_become_rows_and_repeats_get_their_first_places(
 
 def delay_of(sequencer: Sequencer) -> float:
     shown = {sample.name: sample.value for sample in sequencer.samples()}
-    return shown["orderchain_sequencer_loop_delay_seconds"]
+    delay = shown["orderchain_sequencer_loop_delay_seconds"]
+    assert isinstance(delay, float)
+    return delay
 
 
 @pytest.mark.merge
