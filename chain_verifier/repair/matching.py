@@ -44,7 +44,7 @@ is stored is judged at once, and never waits. A longer tail is written back in s
 _SENT_WITHIN: Final = timedelta(seconds=20)
 _CLOCKS_WITHIN: Final = timedelta(seconds=1)
 """A batch is committed at most so long before its record, and after it where the broker's clock is
-behind: a search of 9 s at most. A leader sends within milliseconds."""
+late: a search of 9 s at most. A leader sends within milliseconds."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 

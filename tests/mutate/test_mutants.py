@@ -16,12 +16,15 @@ from local_stack.postgres import SUPERUSER
 from .mutants import ROOT, mutants_of, mutated, mutated_text
 from .run import REASONS, TARGETS
 
+FEWEST = {"chain_kernel/model.py": 19}
+"""Wrongs of a module that has mostly declarations; every other one has more than 20."""
+
 
 @pytest.mark.parametrize("path", [path for path in TARGETS if path.endswith(".py")])
 def test_each_wrong_changes_the_module(path: str) -> None:
     whole = ast.dump(ast.parse((ROOT / path).read_text(encoding="utf-8")))
     wrongs = [ast.dump(mutated(mutant)) for mutant in mutants_of(path)]
-    assert len(wrongs) > 10
+    assert len(wrongs) >= FEWEST.get(path, 21)
     assert whole not in wrongs
 
 
