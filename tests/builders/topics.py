@@ -15,6 +15,8 @@ from tests.opened import administering
 _FETCH_BYTES = 16 * 2**20
 """Many of the largest frames at once."""
 
+_KEPT = {"retention.ms": "-1"}
+
 _BATCH_HEAD_BYTES = 61
 """What comes before the first record of a batch."""
 
@@ -32,11 +34,15 @@ async def make_topics(
     copies: int = 1,
     configs: Mapping[str, str] | None = None,
 ) -> None:
-    """Make topics on the broker at `kafka`; `configs` are their settings by Kafka's names."""
+    """Make topics on the broker at `kafka`; `configs` are their settings by Kafka's names.
+
+    They keep records of any age: by default a broker takes away those of a week ago every five
+    minutes, so that a test with times of its own would find its records, or not.
+    """
     async with administering(kafka) as admin:
         await admin.create_topics(
             [
-                NewTopic(name, partitions, copies, topic_configs=dict(configs or {}))
+                NewTopic(name, partitions, copies, topic_configs=_KEPT | dict(configs or {}))
                 for name in names
             ]
         )

@@ -41,11 +41,7 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     # The broker is everybody's: topic and group are this test's alone.
     topic = f"clearing.{orderchain_fresh_name}"
-    # Records of mode 12 are years old by their timestamps. By its defaults the broker would delete
-    # them at its next look, every five minutes, and a test wait for what is gone.
-    await make_topics(
-        kafka_server.bootstrap, topic, partitions=PARTITIONS, configs={"retention.ms": "-1"}
-    )
+    await make_topics(kafka_server.bootstrap, topic, partitions=PARTITIONS)
     await make_topics(kafka_server.bootstrap, f"{topic}.confirms")
     async with AIOKafkaProducer(bootstrap_servers=kafka_server.bootstrap) as producer:
         yield Rig(kafka_server.bootstrap, database, topic, topic, producer, admin)
