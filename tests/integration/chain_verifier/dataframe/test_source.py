@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -180,6 +181,36 @@ def test_frame_has_all_rows_for_each_query_whatever_an_earlier_one_filtered(
         assert after.crossJoin(until.select(F.col("id").alias("other"))).count() == 350
         next_ones = frame.alias("a").join(frame.alias("b"), F.expr("a.id = b.pid AND a.id > 0"))
         assert next_ones.count() == 94
+
+
+def skipped(rows: Sequence[Row]) -> list[tuple[object, ...]]:
+    """The numbers between ids, which are findings where no row names the one before it."""
+    ids = [id_of(row) for row in rows]
+    return [("gap", after, until - 1) for after, until in pairwise(ids) if until - after > 1]
+
+
+@pytest.mark.parametrize("switch", ["true", "false"])
+def test_frame_without_pids_is_judged_by_its_own_rows_after_a_filter_and_a_second_time(
+    spark: SparkSession, url: str, switch: str
+) -> None:
+    with own_session(spark) as callers:
+        callers.conf.set("spark.sql.python.filterPushdown.enabled", switch)
+        orderchain.spark.register(callers)
+        frame = callers.read.format("orderchain").option("url", url).load("7").drop("pid")
+        after = frame.where(F.col("id") > id_of(ROWS[59]))
+
+        def judged(findings: DataFrame) -> list[tuple[object, ...]]:
+            found = findings.orderBy("after_id").select("kind", "after_id", "until_id").collect()
+            return [tuple(row) for row in found]
+
+        for _ in range(2):
+            assert after.count() == 35
+            whole = verify_frame(frame)
+            assert judged(verify_frame(after)) == skipped(ROWS[60:])
+            # Planned before the filter was used, and read after it.
+            assert judged(whole) == judged(whole) == skipped(ROWS)
+        lost = frame.where(F.col("id") != id_of(ROWS[20]))
+        assert judged(verify_frame(lost)) == skipped([*ROWS[:20], *ROWS[21:]])
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from chain_kernel.errors import ConnectError, RetryError
+from chain_kernel.sql import AUDITOR
 from chainctl.database import looking
-from tests.integration.chainctl.conftest import Ctl
-from tests.integration.chainctl.runbooks import sql
+from tests.integration.chainctl.conftest import Ctl, Refused
+from tests.integration.chainctl.runbooks import World, sql
 from tests.integration.chainctl.sizes import FILLED_ROWS
 
 Settings = dict[str, str]
@@ -86,6 +87,42 @@ def test_states_of_a_leader_and_what_is_published_late(
     assert (shown()[:2], check("--max-beat", "10m")) == (("silent", 1), 0)
     change("UPDATE chain_lease SET beat_at = NULL")
     assert shown()[:2] == ("silent", 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "hide"),
+    [
+        ("chain_head", "DROP POLICY read_all ON chain_head"),
+        ("chain_batch", "CREATE POLICY few ON chain_batch AS RESTRICTIVE USING (last_id < 9)"),
+        ("receiver_checkpoint", "DROP POLICY read_all ON receiver_checkpoint"),
+    ],
+)
+def test_rows_that_row_security_hides_from_the_login_are_not_shown_as_none(
+    world: World, role_dsn: Callable[[str], str], refused: Refused, table: str, hide: str
+) -> None:
+    world.create()
+    world.sequence(20)
+    journal = world.folder / "j.jsonl"
+    world.must("receive", "--chain", 1, "--output", journal, "--name", "matching", "--until", 9)
+    commands = (
+        ("status",),
+        ("status", "--json"),
+        ("status", "--chain", 1),
+        ("lag", "--chain", 1),
+        ("lag", "--chain", 1, "--json"),
+        ("lag", "--chain", 1, "--name", "matching", "--max-rows", 1_000),
+    )
+    auditor = {**world.settings, "CHAINCTL_DATABASE": role_dsn(AUDITOR)}
+    for command in commands:
+        done = world.call(*command, settings=auditor)
+        assert (done.code, "matching" in done.out) == (0, True), done
+    world.sql(hide)
+    for command in commands:
+        line = refused(*command, settings=auditor)
+        assert f"row security was 'hiding rows of {table}', expected all of them visible" in line
+        assert "docs/permissions.md#row-security" in line
+        # Its owner sees all of it.
+        assert "matching" in world.call(*command, settings=world.settings).out
 
 
 @pytest.mark.parametrize(

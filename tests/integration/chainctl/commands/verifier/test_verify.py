@@ -14,10 +14,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import RecordsToDelete
 
+from chain_kernel.frame import default_topic
+from local_stack import KafkaServer
 from tests.builders.orders import order_file
+from tests.builders.topics import damage_batch
 from tests.deadlines import Deadline, deadline
-from tests.integration.chainctl.conftest import Call, Ctl, Refused, Start
+from tests.integration.chainctl.conftest import Admin, Call, Ctl, Refused, Start
 from tests.integration.chainctl.sizes import FILLED_ROWS
 from tests.opened import connected
 from tests.stored_pages import as_owner
@@ -119,6 +124,25 @@ def test_verify_of_all_chains_reports_each_with_the_worst_exit_code(
     assert (outcome["chain_id"], outcome["verdict"]) == (999, "not verified")
     every = ctl(*arguments, "--all-chains")
     assert {filled_once, chain} <= {one["chain_id"] for one in json.loads(every.out)["chains"]}
+
+
+def test_verify_names_the_damaged_record_of_the_chains_topic_and_proves_the_database_without_it(
+    ctl: Ctl, kafka_server: KafkaServer, admin: Admin, filled: int, tmp_path: Path
+) -> None:
+    """As the runbook says: without the source `topic`, until retention has dropped the record."""
+    topic = default_topic(filled)
+    damage_batch(kafka_server, topic, 0)
+    database = ("verify", "--local", "--chain", filled, "--source", "database")
+    both = (*database, "--source", "topic")
+    line = ctl.refused(*both)
+    assert f"record of topic {topic}, partition 0, offset 0" in line
+    assert "was 'damaged since it was sent: its checksum is wrong" in line
+    shown = ctl.done(*database)
+    assert f"chain {filled}: complete (start 0, head {FILLED_ROWS})" in shown
+    every = {TopicPartition(topic, 0): RecordsToDelete(before_offset=-1)}
+    admin(lambda client: client.delete_records(every))
+    ctl.done("sequence", "--chain", filled, "--input", order_file(tmp_path / "more.csv", 100))
+    assert f"retention has removed the rows up to {FILLED_ROWS}" in ctl.done(*both)
 
 
 @pytest.mark.parametrize(
