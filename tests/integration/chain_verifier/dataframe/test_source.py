@@ -31,6 +31,7 @@ from ..planted_faults import CHAIN_ID, Row, chain_of, id_of
 from ..published_frames import Topic, frames_of
 from ..stored_rows import BATCH_ROWS, archive, batches_of, mark_up_to, store
 from .books import BOOKS, BY_COLUMN, Book
+from .queries import run_to_end
 
 Read = Callable[..., DataFrame]
 
@@ -334,13 +335,11 @@ def test_first_batch_that_failed_loses_no_rows_to_the_archive(
 
     def run(write: Callable[[DataFrame, int], None]) -> None:
         stream = spark.readStream.format("orderchain").option("url", url).load(str(CHAIN_ID))
-        query = (
+        run_to_end(
             stream.writeStream.foreachBatch(write)
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start()
         )
-        query.awaitTermination()
 
     def fail(rows: DataFrame, batch: int) -> None:
         raise RuntimeError(f"batch {batch} of {rows.count()}")
@@ -397,14 +396,12 @@ def test_replay_of_a_stream_goes_on_from_its_checkpoint(
     def run(until: int) -> dict[str, tuple[int, bytes]]:
         options = {"url": url, "until": str(until)}
         stream = spark.readStream.format("orderchain").options(**options).load(str(CHAIN_ID))
-        query = (
+        run_to_end(
             orderchain.spark.replay(stream, fold).states.writeStream.format("parquet")
             .option("path", str(tmp_path / "states"))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True)
-            .start()
         )  # fmt: skip
-        query.awaitTermination()
         found = spark.read.parquet(str(tmp_path / "states")).orderBy("id").collect()
         return {row["group"]: (row["rows"], bytes(row["digest"])) for row in found}
 

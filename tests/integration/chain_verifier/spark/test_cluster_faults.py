@@ -74,6 +74,7 @@ COUNT = Fold(start=lambda group: 0, step=lambda count, orders: (count + len(orde
 
 STREAM = """
 import sys
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 import orderchain.spark
 import count_orders
@@ -90,7 +91,13 @@ def replayed(reader):
 
 query = replayed(spark.readStream).writeStream.format("parquet").option("path", folder + "/states")
 query = query.option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True)
-query.start().awaitTermination()
+while True:
+    try:
+        query.start().awaitTermination()
+        break
+    except StreamingQueryException as error:  # Spark gives its Python ten seconds to start
+        if "failed to connect back" not in str(error):
+            raise
 found = spark.read.parquet(folder + "/states")
 for states in (found, replayed(spark.read)):
     print(*((row["rows"], row["digest"].hex()) for row in states.collect()))
