@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from chain_kernel.limits import ID_MAX
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
     from datetime import datetime
@@ -612,8 +614,8 @@ class SnapshotStore(Protocol):
         """The chain that the snapshots belong to."""
         ...
 
-    async def newest(self) -> Snapshot | None:
-        """Return the newest whole snapshot, None where there is none.
+    async def newest(self, until_id: int = ID_MAX) -> Snapshot | None:
+        """Return the newest whole snapshot up to the row `until_id`, None where there is none.
 
         Raises:
             SettingError: there are some, and none can be read.

@@ -72,6 +72,7 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "gaps": ("receivers", "Orders that receivers read from the database, and why."),
         "tail": ("records", "The last orders of a chain."),
         "show": ("records", "One order: its row, batch, seal, and who met it."),
+        "state": ("state", "The state that a chain's orders give, as of an order or a time."),
         "rejects": ("records", "Records of intakes that became no order, and why."),
         "acts": ("records", "Changes of a chain by hand, and why."),
         "sizes": ("sizes", "The sizes of database, log and topics, and their growth."),

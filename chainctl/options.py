@@ -74,6 +74,7 @@ EXAMPLES: Final = {
     "unhalt": 'matcher --chain 1 --reason "verified, case 4711"',
     "tail": "--chain 1 --limit 5",
     "show": "4711 --chain 1",
+    "state": "my_books:BOOKS --chain 1 --group ALPHA --as-of committed:2026-01-31T09:30Z",
     "rejects": "--chain 1 --intake topic:orders:0 --since 1h",
     "acts": "--chain 1 --since 7d",
     "sizes": "--over 1d --max-bytes 500GB",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         TopicSource as TopicSource,
         VerifyRequest as VerifyRequest,
     )
+    from chain_verifier.dataframe.fold import Fold as Fold
     from chain_verifier.report import Report as Report
     from chain_verifier.spark.verify import verify as verify
     from matcher_receiver import (
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
         ReceiverTuning as ReceiverTuning,
         State as State,
     )
-    from orderchain.front_door import open_receiver as open_receiver
+    from orderchain.front_door import (
+        open_receiver as open_receiver,
+        state_as_of as state_as_of,
+    )
     from sequencer import (
         Ack as Ack,
         FileIntake as FileIntake,
@@ -68,6 +72,7 @@ _NAMES = {
         "TopicSource",
         "VerifyRequest",
     ),
+    "chain_verifier.dataframe.fold": ("Fold",),
     "chain_verifier.report": ("Report",),
     "chain_verifier.spark.verify": ("verify",),
     "matcher_receiver": (
@@ -77,7 +82,7 @@ _NAMES = {
         "ReceiverTuning",
         "State",
     ),
-    "orderchain.front_door": ("open_receiver",),
+    "orderchain.front_door": ("open_receiver", "state_as_of"),
     "sequencer": (
         "Ack",
         "FileIntake",

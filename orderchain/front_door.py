@@ -1,11 +1,14 @@
-"""Wires the parts of a receiver together. Only `orderchain/__init__.py` imports this."""
+"""Wires parts together: a receiver, and what reads rows as it does. Only `orderchain/__init__.py`
+imports this.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from chain_kernel.errors import SettingError
 from chain_kernel.process import calm_collector
+from chain_verifier.local.state import Moment, fold_up_to
 from gapfill import GapReader, GapReaderConfig, PreferredSources
 from gapfill.config import LINGER_SECONDS
 from matcher_receiver import (
@@ -18,6 +21,7 @@ from matcher_receiver import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from random import Random
 
     from chain_kernel.clock import Clock
@@ -27,7 +31,11 @@ if TYPE_CHECKING:
         GapSource,
         SnapshotStore,
     )
+    from chain_verifier.dataframe.fold import Fold
+    from chain_verifier.local.state import StateAsOf
     from matcher_receiver import ReceiverConfig, State
+
+_State = TypeVar("_State")
 
 
 def open_receiver(
@@ -70,6 +78,59 @@ def open_receiver(
         on_state=on_state,
         random=random,
     )
+
+
+async def state_as_of(
+    config: ReceiverConfig,
+    fold: Fold[_State],
+    group: str | None = None,
+    *,
+    id: int | None = None,  # noqa: A002 - the protocol's own word
+    committed: datetime | None = None,
+    event: datetime | None = None,
+    gap_source: GapSource | None = None,
+    archive: str | None = None,
+    snapshots: SnapshotStore | None = None,
+) -> StateAsOf[_State]:
+    """Return the state of a group, or of a whole chain, as of an id or a time.
+
+    Orders come as a receiver fills a gap: from `gap_databases`, in their order, proven by their
+    seals. What comes after the moment is not applied. With `snapshots` and `restore` of the fold it
+    begins after the newest snapshot up to the moment, unless that is an event's time.
+
+    Args:
+        config: the chain and its databases, as for `open_receiver`.
+        fold: orders applied to a state.
+        group: whose state; None for a fold without `group`.
+        id: up to the last order whose id is not above this.
+        committed: up to the last batch committed at or before this, by the sequencer's clock.
+        event: the orders whose own time is not after this; all are read, since it may fall.
+        gap_source: rows from elsewhere, such as `MemoryChain.gap_source()`; closed afterwards.
+        archive: the folder or URL that holds rows which the database no longer has.
+        snapshots: states that a service has stored.
+
+    Raises:
+        SettingError: not exactly one moment is given, it is before the first order, above the head
+            or not over; the group has no orders; or fold, group and snapshots do not fit together.
+        InputError: the fold raised an error, or a snapshot is of another chain.
+        RowsArchived: rows are in an archive, and none is given.
+        HaltError: rows contradict their seals, as in a fill.
+        RetryError: the database does not answer, or a standby lacks rows.
+    """
+    moment = Moment(id=id, committed=committed, event=event)
+    source = gap_source or _gap_source(config)
+    try:
+        if archive is not None:
+            # Imported only here: an archive needs pyarrow.
+            from chain_verifier.archive.archived_rows import ArchivedRows
+            from chain_verifier.archive.backed_source import ArchiveBackedSource
+            from chain_verifier.places import place_of
+
+            rows = ArchivedRows(place_of("archive", archive), source.chain_id)
+            source = ArchiveBackedSource(source, rows)
+        return await fold_up_to(source, fold, group, moment, snapshots)
+    finally:
+        await source.close()
 
 
 def _gap_source(config: ReceiverConfig) -> GapSource:

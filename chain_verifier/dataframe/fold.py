@@ -8,7 +8,7 @@ there, and the first one that differs names where the service went wrong.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Struct
 
+from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
 
 State = TypeVar("State")
@@ -48,16 +49,74 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
     for `id`."""
     outputs: str = ""
     """Names and types of what is given out, as Spark writes them: `price BIGINT, buyer STRING`."""
+    version: Callable[[bytes], int] | None = None
+    """Returns the version of a payload."""
+    upcasts: Mapping[int, Callable[[bytes], bytes]] = {}
+    """By version, the step to a later one. `group` and `step` see payloads above the highest of
+    these alone. Nothing is written back."""
+    restore: Callable[[str, bytes], State | None] | None = None
+    """Returns the state of a group from a snapshot that the service stored (`Snapshot.state`); None
+    where the group is not in it."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError where only one of `version` and `upcasts` is given."""
+        if (self.version is None) != (not self.upcasts):
+            field, other = (
+                ("version", "upcasts") if self.version is None else ("upcasts", "version")
+            )
+            raise SettingError(f"{field} of the fold", None, f"it beside {other}")
 
     @property
     def modules(self) -> tuple[str, ...]:
         """Top-level modules that its functions are of, and those that they wrap or are partials of,
         but for Python's own and this package.
         """
-        functions = (self.start, self.step, self.digest, self.group)
-        within = (inner for each in functions for inner in _with_wrapped(each))
+        functions = (self.start, self.step, self.digest, self.group, self.version)
+        all_functions = (*functions, *self.upcasts.values())
+        within = (inner for each in all_functions for inner in _with_wrapped(each))
         names = {str(getattr(each, "__module__", None)).partition(".")[0] for each in within}
         return tuple(sorted(names - {"__main__", "None", _OWN} - sys.stdlib_module_names))
+
+    def upcast(self, payload: bytes) -> bytes:
+        """Return a payload in the latest version.
+
+        Raises:
+            InputError: its version has no step and is not the latest, or a step does not raise it.
+        """
+        if self.version is None:
+            return payload
+        version = self.version(payload)
+        while version <= max(self.upcasts):
+            if version not in self.upcasts:
+                expected = f"one of {', '.join(map(str, sorted(self.upcasts)))}, or a later one"
+                raise InputError("version of a payload", version, expected)
+            payload, before = self.upcasts[version](payload), version
+            version = self.version(payload)
+            if version <= before:
+                raise InputError(f"version after the upcast of {before}", version, "a later one")
+        return payload
+
+    def upcast_events(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Return orders with payloads in the latest version. Raises InputError."""
+        if self.version is None:
+            return events
+        return [
+            Event(each.id, each.pid, each.key, each.event_time_ns, self.upcast(each.payload))
+            for each in events
+        ]
+
+
+def _upcast_columns(fold: Fold[Any], rows: Any) -> Any:  # noqa: ANN401 - Arrow's record batches
+    """Return a record batch of the fold's columns with payloads in the latest version."""
+    if fold.version is None or "payload" not in fold.columns:
+        return rows
+    # Imported only here: a fold over events needs no Arrow.
+    import pyarrow as pa
+
+    at = fold.columns.index("payload")
+    field = rows.schema.field(at)
+    payloads = map(fold.upcast, rows.column(at).to_pylist())
+    return rows.set_column(at, field, pa.array(payloads, field.type))
 
 
 def _with_wrapped(function: Any) -> Iterator[Any]:  # noqa: ANN401 - whatever can be called
@@ -116,7 +175,9 @@ class _Group(Generic[State]):
         return self._state, self._id, self._rows
 
     def apply(self, piece: Piece) -> Iterator[Result]:
-        self._state, outputs = self._fold.step(self._state, piece.events)
+        fold, rows = self._fold, piece.events
+        rows = _upcast_columns(fold, rows) if fold.columns else fold.upcast_events(rows)
+        self._state, outputs = fold.step(self._state, rows)
         self._id = piece.last_id or piece.events[-1].id
         self._rows += len(piece.events)
         for output in outputs:

@@ -185,7 +185,8 @@ def _grouped(rows: DataFrame, fold: Fold[Any], by: Column | str | None) -> DataF
 def _add_group(fold: Fold[Any], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     group: Any = fold.group
     for batch in batches:
-        names = pa.array(list(map(group, _events(batch))), pa.string())
+        orders = fold.upcast_events(_events(batch))
+        names = pa.array(list(map(group, orders)), pa.string())
         yield pa.RecordBatch.from_arrays([names, *batch.columns], names=[_GROUP, *EVENT])
 
 

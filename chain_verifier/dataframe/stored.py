@@ -1,11 +1,8 @@
-"""Inputs of a replay: a fold by its name, and the states that services have stored."""
+"""The states that services have stored, compared with a replay."""
 
 from __future__ import annotations
 
 import re
-import sys
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -13,8 +10,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own
 
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.sql import load_sql
-from chain_kernel.text import reason_of
-from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
 from chain_verifier.places import require_no_password
@@ -30,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chain_verifier.config import DatabaseSource
+    from chain_verifier.dataframe.fold import Fold
 
 STATE_COLUMNS: Final = ("group", "id", "digest")
 _SQL: Final = load_sql("chain_verifier.sources", "chains.sql")
@@ -50,24 +46,6 @@ class Compared(Struct, frozen=True):
     """Number of states compared; 0: nothing is known of any."""
     differences: tuple[dict[str, Any], ...]
     """The first wrong one of each group."""
-
-
-def load_fold(name: str) -> Fold[Any]:
-    """Return the fold `MODULE:NAME`; modules of the current folder count. Raises SettingError."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise SettingError("MODULE:FOLD", name, "a fold, as MODULE:NAME")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(import_module(module), attribute, None)
-    except ImportError as error:
-        raise SettingError("MODULE:FOLD", name, f"a module ({reason_of(error)})") from error
-    if not isinstance(found, Fold):
-        raise SettingError(
-            "MODULE:FOLD", name, "an orderchain.spark.Fold of this name in the module"
-        )
-    return found
 
 
 def read_states(

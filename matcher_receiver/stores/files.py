@@ -88,15 +88,15 @@ class FileSnapshotStore:
         """The chain whose snapshots it keeps."""
         return self._chain_id
 
-    async def newest(self) -> Snapshot | None:
-        """Return the newest whole snapshot, None if there is none.
+    async def newest(self, until_id: int = ID_MAX) -> Snapshot | None:
+        """Return the newest whole snapshot up to the row `until_id`, None if there is none.
 
         Raises:
             SettingError: there are some, and none is whole: to begin without a state, move them
                 away.
             OSError: the folder cannot be read.
         """
-        return await asyncio.to_thread(self._newest)
+        return await asyncio.to_thread(self._newest, until_id)
 
     async def save(self, snapshot: Snapshot) -> None:
         """Store `snapshot` durably.
@@ -115,9 +115,11 @@ class FileSnapshotStore:
 
     # -- in a thread ---------------------------------------------------------------------------
 
-    def _newest(self) -> Snapshot | None:
+    def _newest(self, until_id: int) -> Snapshot | None:
         self.broken = []
-        for _, path in self._found():
+        for at_id, path in self._found():
+            if at_id > until_id:
+                continue
             try:
                 return self._read(path)
             except ValueError as error:

@@ -50,6 +50,13 @@ _decode_option: Final = click.option(
 )  # fmt: skip
 
 
+archive_option: Final = click.option(
+    "--archive", "archive_folder", metavar="DIR",
+    help="The folder or URL where `chainctl archive` put rows that the database no longer has: "
+    "they are read there, and proven by their seals.",
+)  # fmt: skip
+
+
 class _Task(NamedTuple):
     """A chain to receive, and the end: without `until_id`, `idle_seconds` and `follow` it is the
     head that the database has at the start.
@@ -140,11 +147,7 @@ class ReceiveReport(Struct, frozen=True, kw_only=True):
 )  # fmt: skip
 @click.option("--follow", is_flag=True, help="Receive until interrupted.")
 @_decode_option
-@click.option(
-    "--archive", "archive_folder", metavar="DIR",
-    help="The folder or URL where `chainctl archive` put rows that the database no longer has: "
-    "they are read there, and proven by their seals.",
-)  # fmt: skip
+@archive_option
 @http_option
 @demo_option
 @json_option

@@ -38,7 +38,8 @@ def verify_replay(
     """
     # Imported only here: the rest of `verify` works without Spark.
     from chain_verifier.config import DatabaseSource
-    from chain_verifier.dataframe.stored import differences, load_fold
+    from chain_verifier.dataframe.loading import load_fold
+    from chain_verifier.dataframe.stored import differences
     from chain_verifier.spark.session import open_session
     from chain_verifier.spark.shipping import ship
 

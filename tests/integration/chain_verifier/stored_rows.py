@@ -28,7 +28,7 @@ DROP_RULES = (
     "ALTER TABLE chain_page DROP CONSTRAINT chain_page_no_null",
 )
 """What an owner does first who makes of a page what none can be."""
-_FIRST_COMMIT = datetime(2026, 1, 1, tzinfo=UTC)
+FIRST_COMMIT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def batches_of(
@@ -60,7 +60,7 @@ async def store(
         batches = batches_of(rows, batch_rows, partition_ids)
         for number, batch in enumerate(batches):
             epoch = 1 if number < len(batches) // 2 else 2
-            committed_at = _FIRST_COMMIT + timedelta(seconds=number)
+            committed_at = FIRST_COMMIT + timedelta(seconds=number)
             seal = await _commit(connection, batch, seal, epoch, committed_at)
 
 

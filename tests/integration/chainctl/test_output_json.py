@@ -24,7 +24,7 @@ ELSEWHERE = {
     "demo", "stack up", "stack env", "stack status", "archive", "retention", "repair", "seal show",
     "chain verify-mark list", "chain verify-mark revoke", "receivers forget", "receivers move",
     "receivers reset", "unhalt", "pass-over", "step-down", "takeover", "outbox relay",
-    "topic create", "verify replay", "verify table",
+    "topic create", "verify replay", "verify table", "state",
 }  # fmt: skip
 """Those that take minutes or another stack: the tests of each read its document."""
 

@@ -83,6 +83,8 @@ def make(config: type[Config], **settings: object) -> Config:
         needed["consumers"] = GOOD["consumers"]
     if config.__name__ == "StartAt":
         needed["at"] = "end"
+    if config.__name__ == "Moment":
+        needed["id"] = 1
     return config(**{**required, **needed, **settings})
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from chain_kernel.clock import time_of
 from chain_kernel.errors import SealMismatch, StoppedError
+from chain_kernel.limits import ID_MAX
 from chain_kernel.model import Run, Snapshot
 from matcher_receiver import StartAt
 from tests.builders.chains import CHAIN_ID, FIRST_COMMIT_US, ids_of, make_chain
@@ -26,7 +27,7 @@ class Snapshots:
     def __init__(self, snapshot: Snapshot | None) -> None:
         self.snapshot = snapshot
 
-    async def newest(self) -> Snapshot | None:
+    async def newest(self, until_id: int = ID_MAX) -> Snapshot | None:
         return self.snapshot
 
 

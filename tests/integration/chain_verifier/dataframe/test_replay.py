@@ -14,7 +14,7 @@ from chain_verifier.spark.own_session import own_session
 
 from ..conftest import frame_of
 from ..planted_faults import chain_of, events_of
-from .books import BOOKS, BY_COLUMN, Book, side_of, start, step
+from .books import BOOKS, BY_COLUMN, LATEST, Book, side_of, start, step
 
 ROWS = chain_of(random.Random(6), 300)
 EVENTS = events_of(ROWS)
@@ -52,6 +52,12 @@ def test_state_and_outputs_are_those_of_plain_python(rows: DataFrame) -> None:
     assert states == {side: digests[max(digests)] for side, digests in STRAIGHT.items()}
     given = sorted((row["order_id"], row["order_key"]) for row in replayed.outputs.collect())
     assert given == [(event.id, event.key) for event in EVENTS if event.id % 2 == 0]
+
+
+def test_payloads_of_an_older_version_reach_the_fold_as_of_today(rows: DataFrame) -> None:
+    found = orderchain.spark.replay(rows, LATEST).states.collect()
+    states = {row["group"]: bytes(row["digest"]) for row in found}
+    assert states == {side: digests[max(digests)] for side, digests in STRAIGHT.items()}
 
 
 def test_replay_ends_where_it_is_reported_and_groups_by_a_column(rows: DataFrame) -> None:

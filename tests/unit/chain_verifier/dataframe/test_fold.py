@@ -5,10 +5,12 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold, Piece, Result, digest_of, run_fold
 
@@ -90,3 +92,55 @@ def test_modules_of_a_fold_are_those_of_what_its_functions_wrap(
 ) -> None:
     fold: Fold[Any] = Fold(start=list, step=made)
     assert fold.modules == ((module,) if module else ())
+
+
+def newer(payload: bytes) -> bytes:
+    return bytes([payload[0] + 1]) + payload[1:]
+
+
+LADDER: Fold[Any] = Fold(
+    start=list, step=step, version=lambda payload: payload[0], upcasts={1: newer, 3: newer}
+)
+
+
+def test_payload_climbs_the_steps_up_to_the_latest_version() -> None:
+    two_steps = {1: newer, 2: newer}
+    fold: Fold[Any] = Fold(start=list, step=step, version=LADDER.version, upcasts=two_steps)
+    assert [fold.upcast(bytes([at]) + b"x") for at in (1, 2, 3, 4)] == [
+        b"\3x", b"\3x", b"\3x", b"\4x",
+    ]  # fmt: skip
+    assert FOLD.upcast(b"\1x") == b"\1x"
+
+
+def test_version_without_a_step_is_refused() -> None:
+    for version in (0, 1, 2):  # the step of 1 leads to 2
+        with pytest.raises(InputError, match="expected one of 1, 3, or a later one"):
+            LADDER.upcast(bytes([version]))
+
+
+def test_step_that_does_not_raise_the_version_is_refused() -> None:
+    for step_of_1 in (bytes, lambda _: b"\0"):
+        fold: Fold[Any] = Fold(
+            start=list, step=step, version=LADDER.version, upcasts={1: step_of_1}
+        )
+        with pytest.raises(InputError, match="version after the upcast of 1 was"):
+            fold.upcast(b"\1")
+
+
+@pytest.mark.parametrize("given", [{"version": len}, {"upcasts": {1: newer}}])
+def test_ladder_needs_both_the_version_and_the_steps(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingError, match="of the fold was not given"):
+        Fold(start=list, step=step, **given)
+
+
+def test_columns_reach_the_fold_in_the_latest_version() -> None:
+    def collect(state: list[bytes], rows: pa.RecordBatch) -> tuple[list[bytes], tuple[()]]:
+        return state + rows.column("payload").to_pylist(), ()
+
+    fold: Fold[Any] = Fold(
+        start=lambda _: [], step=collect, version=LADDER.version, upcasts={1: newer},
+        columns=("id", "payload"),
+    )  # fmt: skip
+    rows = pa.record_batch({"id": [1, 2], "payload": [b"\1a", b"\2b"]})
+    (state,) = run_fold(fold, iter([Piece("", rows, last_id=2)]))
+    assert state.digest == digest_of([b"\2a", b"\2b"])

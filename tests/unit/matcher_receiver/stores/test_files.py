@@ -55,6 +55,13 @@ async def test_newest_snapshot_comes_back(store: FileSnapshotStore, tmp_path: Pa
     assert store.broken == []
 
 
+async def test_newest_up_to_a_row_leaves_later_ones_out(store: FileSnapshotStore) -> None:
+    for at_id in (10, 20):
+        await store.save(snapshot_at(at_id))
+    found = [await store.newest(until_id) for until_id in (9, 10, 19, 20)]
+    assert found == [None, snapshot_at(10), snapshot_at(10), snapshot_at(20)]
+
+
 async def test_only_the_last_snapshots_are_kept(store: FileSnapshotStore, tmp_path: Path) -> None:
     other = FileSnapshotStore(tmp_path, 8)
     await other.save(snapshot_at(1))

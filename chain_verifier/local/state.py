@@ -1,0 +1,258 @@
+"""The state of a fold as of a moment: orders proven by their seals, in plain Python."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import aclosing, contextmanager
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Self, TypeVar
+
+from msgspec import Meta, Struct
+
+from chain_kernel.clock import SystemClock, ns_of
+from chain_kernel.config import Config
+from chain_kernel.errors import (
+    InputError,
+    NotYetReadable,
+    OrderchainError,
+    RetryError,
+    SettingError,
+)
+from chain_kernel.limits import ID_MAX
+from chain_kernel.text import reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from chain_kernel.model import ChainPosition, Event, Mark, Snapshot
+    from chain_kernel.ports import GapSource, SnapshotStore
+    from chain_verifier.dataframe.fold import Fold
+
+State = TypeVar("State")
+_Time = Annotated[datetime, Meta(tz=True)]
+_id_of: Final = attrgetter("id")
+
+
+class Moment(Config, frozen=True):
+    """A place in a chain up to which orders count. Exactly one answer is given."""
+
+    id: Annotated[int, Meta(ge=1, le=ID_MAX)] | None = None
+    """Up to the last order whose id is not above this."""
+    committed: _Time | None = None
+    """Up to the last batch that was committed at or before this, by the sequencer's clock."""
+    event: _Time | None = None
+    """The orders whose own time (`event_time_ns`) is not after this, in the order of ids. All are
+    read: such times may fall along a chain."""
+
+    def __post_init__(self) -> None:
+        """Raise SettingError unless there is exactly one answer."""
+        super().__post_init__()
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            expected = "one of id=ID, committed=DATETIME, event=DATETIME"
+            raise SettingError("moment", " and ".join(given) or None, expected)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the moment that a text names: an id, `committed:TIME` or `event:TIME`.
+
+        A time is in ISO 8601, in UTC if it names no zone. Raises SettingError.
+        """
+        clock, _, rest = text.partition(":")
+        try:
+            if clock not in ("committed", "event"):
+                return cls(id=int(text))
+            time = datetime.fromisoformat(rest)
+        except ValueError:
+            expected = (
+                "an id, or a time with its clock: committed:2026-01-31T09:30Z (of the commit) or "
+                "event:2026-01-31T09:30Z (of the order)"
+            )
+            raise SettingError("moment", text, expected) from None
+        time = time if time.tzinfo else time.replace(tzinfo=UTC)
+        return cls(committed=time) if clock == "committed" else cls(event=time)
+
+    def __str__(self) -> str:
+        if self.id is not None:
+            return f"id {self.id}"
+        return f"committed {self.committed}" if self.committed else f"event {self.event}"
+
+
+class StateAsOf(Struct, Generic[State], frozen=True, kw_only=True):
+    """The state of a group, or of a whole chain, as of a moment."""
+
+    state: State
+    group: str
+    """Empty for the whole chain."""
+    id: int
+    """The last order up to the moment, whichever group it is of."""
+    after_id: int
+    """The order after which the fold began: that of the snapshot, 0 for the start of the chain."""
+    rows: int
+    """Orders of the group that were folded."""
+    digest: bytes
+
+
+async def fold_up_to(
+    source: GapSource,
+    fold: Fold[State],
+    group: str | None,
+    moment: Moment,
+    snapshots: SnapshotStore | None = None,
+) -> StateAsOf[State]:
+    """Fold the orders of a chain up to `moment`, from the newest snapshot up to there on.
+
+    Orders are read up to the end of the batch of the last one, so that the seals prove all of
+    them. For an event's time, which a snapshot says nothing about, all orders of the chain are.
+
+    Raises:
+        SettingError: the moment is before the first order or not over, the group has no orders, or
+            fold, group and snapshots do not fit together.
+        InputError: the fold raised an error.
+        OrderchainError: one of the errors of `GapSource.standing` and `GapSource.runs`.
+    """
+    folding = _Folding(fold, group)
+    until_id = await _last_id_up_to(source, moment)
+    event_ns = None if moment.event is None else ns_of(moment.event)
+    snapshot = None
+    if snapshots is not None and event_ns is None:
+        folding.require_restore(snapshots.chain_id, source.chain_id)
+        snapshot = await snapshots.newest(until_id)
+    position = await source.standing(snapshot.mark.batch_last_id if snapshot else 0)
+    head_id = position.head.last_id
+    if moment.id is not None and moment.id > head_id:
+        if position.is_primary:
+            raise SettingError("id", moment.id, f"an id up to the head of the chain, {head_id}")
+        raise NotYetReadable(head_id, moment.id)
+    start = _start_of(position, snapshot)
+    if snapshot is not None:
+        folding.restore(snapshot)
+    async with aclosing(source.runs(start, head_id)) as runs:
+        async for run in runs:
+            orders = run.events[bisect_right(run.events, folding.id, key=_id_of) :]
+            if event_ns is not None:
+                orders = [each for each in orders if each.event_time_ns <= event_ns]
+            folding.apply(orders[: bisect_right(orders, until_id, key=_id_of)])
+            # Rows of a batch that is larger than a page come before its proof.
+            if run.end.batch_last_id >= until_id:
+                break
+    if moment.id is None and until_id >= head_id and not position.is_primary:
+        text = f"only a standby answers, at {head_id}: it may lack orders up to this moment"
+        raise RetryError(f"chain {source.chain_id}: {text}")
+    if not folding.id:
+        expected = f"a moment at or after the first order of chain {source.chain_id}"
+        raise SettingError("moment", str(moment), expected)
+    return folding.result()
+
+
+async def _last_id_up_to(source: GapSource, moment: Moment) -> int:
+    """Return an id that no order up to the moment is above."""
+    if moment.committed is None:
+        return moment.id or ID_MAX
+    committed_ns = ns_of(moment.committed)
+    if committed_ns > SystemClock.wall_ns():
+        raise SettingError("moment", str(moment), "a time that is over")
+    return await source.row_before_time(committed_ns // 1_000 + 1)
+
+
+def _start_of(position: ChainPosition, snapshot: Snapshot | None) -> Mark:
+    """Return the end of a batch: a part of the batch around a snapshot would prove nothing."""
+    found, head = position.mark, position.head
+    if snapshot is None:
+        if found is None:
+            raise RetryError(f"chain {head.chain_id}: its first orders are being archived")
+        return found
+    mark = snapshot.mark
+    if found is None and not position.is_primary:
+        raise NotYetReadable(head.last_id, mark.batch_last_id)
+    if found is None or found.seal != mark.seal:
+        expected = f"one of chain {head.chain_id}: the database has another seal there"
+        raise InputError("snapshot", f"after id {mark.id}", expected)
+    return found
+
+
+class _Folding(Generic[State]):
+    """A fold under way, for one group."""
+
+    def __init__(self, fold: Fold[State], group: str | None) -> None:
+        if fold.group is None and group is not None:
+            expected = "none: the fold has one state, of the whole chain"
+            raise SettingError("group", group, expected)
+        if fold.group is not None and group is None:
+            raise SettingError("group", None, "the group: the fold has a state for each")
+        self._fold = fold
+        self._group = group or ""
+        self._states: list[State] = []
+        """The state; none before the first order of the group."""
+        self._rows = 0
+        self._after_id = self.id = 0
+        """The last order of the chain that was met, of any group."""
+
+    def require_restore(self, chain_id: int, expected_id: int) -> None:
+        """Raise SettingError unless snapshots of `chain_id` can be used."""
+        if chain_id != expected_id:
+            raise SettingError("chain of the snapshots", chain_id, f"chain {expected_id}")
+        if self._fold.restore is None:
+            expected = "a function that makes the state of a snapshot, or no snapshots"
+            raise SettingError("restore of the fold", None, expected)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Begin with the state of a snapshot."""
+        self._after_id = self.id = snapshot.mark.id
+        if self._fold.restore is not None:
+            with _naming(f"state of the snapshot after id {self.id}"):
+                state = self._fold.restore(self._group, snapshot.state)
+            self._states = [] if state is None else [state]
+
+    def apply(self, orders: Sequence[Event]) -> None:
+        """Apply the next orders of the chain, which may be none. Raises InputError."""
+        if not orders:
+            return
+        self.id = orders[-1].id
+        with _naming(f"result of the fold over the orders {orders[0].id} to {self.id}"):
+            orders = self._fold.upcast_events(orders)
+            if self._fold.group is not None:
+                orders = [each for each in orders if self._fold.group(each) == self._group]
+            if not orders:
+                return
+            (state,) = self._states or [self._fold.start(self._group)]
+            self._rows += len(orders)
+            given = _columns_of(orders, self._fold.columns) if self._fold.columns else orders
+            state, _ = self._fold.step(state, given)
+            self._states = [state]
+
+    def result(self) -> StateAsOf[State]:
+        """Return the state and what it is of. Raises SettingError, InputError."""
+        if not self._states:
+            expected = f"a group that has orders up to id {self.id}"
+            raise SettingError("group", self._group, expected)
+        (state,) = self._states
+        with _naming(f"digest of the state after id {self.id}"):
+            digest = self._fold.digest(state)
+        return StateAsOf(
+            state=state, group=self._group, id=self.id, after_id=self._after_id,
+            rows=self._rows, digest=digest,
+        )  # fmt: skip
+
+
+def _columns_of(orders: Sequence[Event], names: Sequence[str]) -> Any:  # noqa: ANN401 - Arrow's
+    # Imported only here: a fold over events needs no Arrow.
+    import pyarrow as pa
+
+    kinds = {"key": pa.string(), "payload": pa.binary()}  # as from Spark; the others are numbers
+    schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in names])
+    columns = [list(map(attrgetter(name), orders)) for name in names]
+    return pa.record_batch(columns, schema=schema)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Raise InputError for whatever the functions of a fold raise."""
+    try:
+        yield
+    except (OrderchainError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {reason_of(error)}"
+        raise InputError(what, text, "no error") from error
