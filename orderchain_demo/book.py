@@ -184,6 +184,10 @@ class Exchange:
         self._state.books = []
         self._touched: set[str] = set()
 
+    def __reduce__(self) -> tuple[type[Exchange], tuple[bytes]]:
+        """Return how a copy is made; the books that were touched are forgotten."""
+        return Exchange, (self.dump(),)
+
     def apply(self, payloads: Iterable[bytes]) -> None:
         """Apply `payloads`, MessagePack maps of column to text, in their order."""
         state, decode = self._state, self._decode

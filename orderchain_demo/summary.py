@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from chain_kernel.text import counted
+from orderchain_demo.books import QUANTITY_MAX
 from orderchain_demo.verify import objections
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     """The report of `chainctl verify`."""
     wrong_books: list[dict[str, Any]] | None
     """Stored books that Spark's replay of the chain contradicts; null without Spark."""
+    second_version: list[dict[str, Any]] | None
+    """For each book, the first order on which a second version with one changed rule differs; null
+    without Spark."""
     journal: str
     commands: dict[str, str]
     """Shell lines for what the demo has left."""
@@ -96,6 +100,7 @@ def summarize(
         verified_clean=not faults,
         verified=verdict.report,
         wrong_books=verdict.wrong_books,
+        second_version=verdict.second_version,
         journal=str(plan.journal),
         commands=commands,
         phases=phases,
@@ -137,18 +142,25 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
             f"verified by {summary.verified_by}",
             "database and journal whole and equal" if summary.verified_clean else "FINDINGS",
         ),
-        *_replayed(summary.wrong_books),
+        *_replayed(summary.wrong_books, summary.second_version),
         ("in all", f"{summary.seconds:.1f} s: {phases}"),
         ("verdict", "WHOLE" if summary.whole else "NOT WHOLE"),
     ]
 
 
-def _replayed(wrong_books: list[dict[str, Any]] | None) -> list[tuple[str, str]]:
+def _replayed(
+    wrong_books: list[dict[str, Any]] | None, second_version: list[dict[str, Any]] | None
+) -> list[tuple[str, str]]:
     if wrong_books is None:
         return []
     wrong = ", ".join(book["group"] for book in wrong_books)
     found = f"WRONG: {wrong}" if wrong else "each one right after each save"
-    return [("books replayed by Spark", found)]
+    rows = [("books replayed by Spark", found)]
+    for first in (second_version or [])[:1]:
+        rule = f"without orders above {QUANTITY_MAX:,}"
+        differs = f"differs from id {first['id']} on, an order of {first['group']}"
+        rows.append(("a second version of them", f"{rule}: {differs}"))
+    return rows
 
 
 def _summed(counters: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -59,6 +59,8 @@ class Verified(Struct, frozen=True):
     wrong_books: list[dict[str, Any]] | None = None
     """Books of the matching service that are not what a replay of the chain gives, as `verify
     replay --json` names them; None without Spark."""
+    second_version: list[dict[str, Any]] | None = None
+    """For each book, the first order on which its second version differs; None without Spark."""
 
 
 def start_spark(rows: int) -> Program:
@@ -113,17 +115,22 @@ def main() -> None:
     from chain_verifier.dataframe.stored import differences
     from chain_verifier.spark.session import open_session
     from chain_verifier.spark.verify import verify
-    from orderchain_demo.books import BOOKS
+    from orderchain_demo.books import BOOKS, SECOND
 
     with open_session(None, is_long_run=receive(SparkJob).is_long) as spark:
         job = receive(VerifyJob)
         found = verify(job.request(), spark)
         database = DatabaseSource(database=job.database)
-        books = differences(spark, BOOKS, database, job.chain_id, "database:demo_book")
+        # Each order is compared: an order that is cancelled soon leaves the same books.
+        books = differences(
+            spark, BOOKS, database, job.chain_id, "database:demo_book",
+            candidate=SECOND, compared_rows=1,
+        )  # fmt: skip
         if not books.states:
             raise RetryError("the matching service has stored no book to compare")
         # Before Spark has stopped: that takes a second, and the report needs none of it.
-        report(Verified(found.to_dict(), list(books.differences)))
+        second = [each.to_dict() for each in books.versions.divergences] if books.versions else []
+        report(Verified(found.to_dict(), list(books.differences), second))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
+from chain_verifier.sources.content import EVENT
+
+if TYPE_CHECKING:
+    from chain_verifier.dataframe.two_folds import Divergence
 
 State = TypeVar("State")
 
@@ -140,11 +144,13 @@ class Piece(NamedTuple):
     """The id of the last row, where `events` are columns."""
 
 
-Kind = Literal["state", "output", "differs"]
+Kind = Literal["state", "output", "differs", "diverges"]
 
 
 class Result(NamedTuple):
-    """One result: the state of a group at its end, an output, or a stored state that differs."""
+    """One result: the state of a group at its end, an output, a stored state that differs, or the
+    first order after which a candidate does.
+    """
 
     kind: Kind
     group: str
@@ -158,9 +164,12 @@ class Result(NamedTuple):
     equal_id: int = 0
     """The last stored state that was equal, 0 for none: the service went wrong after it."""
     output: tuple[Any, ...] | None = None
+    divergence: Divergence | None = None
 
 
-class _Group(Generic[State]):
+class FoldedGroup(Generic[State]):
+    """The state of a group, from its start or from what was `kept`."""
+
     def __init__(
         self, fold: Fold[State], name: str, kept: tuple[State, int, int] | None = None
     ) -> None:
@@ -172,9 +181,15 @@ class _Group(Generic[State]):
 
     @property
     def kept(self) -> tuple[State, int, int]:
+        """The state, the id of the last row, and the number of rows."""
         return self._state, self._id, self._rows
 
+    def digest(self) -> bytes:
+        """Return the digest of the state."""
+        return self._fold.digest(self._state)
+
     def apply(self, piece: Piece) -> Iterator[Result]:
+        """Apply the next rows; yield what they give out."""
         fold, rows = self._fold, piece.events
         rows = _upcast_columns(fold, rows) if fold.columns else fold.upcast_events(rows)
         self._state, outputs = fold.step(self._state, rows)
@@ -187,7 +202,7 @@ class _Group(Generic[State]):
         """Report the first stored state that differs: those after it differ because of it."""
         if self._differs:
             return
-        found = self._fold.digest(self._state)
+        found = self.digest()
         if found == stored:
             self._equal_id = at_id
             return
@@ -195,17 +210,18 @@ class _Group(Generic[State]):
         yield Result("differs", self.name, at_id, self._rows, found, stored, self._equal_id)
 
     def end(self) -> Result:
-        return Result("state", self.name, self._id, self._rows, self._fold.digest(self._state))
+        """Return the state as it is now."""
+        return Result("state", self.name, self._id, self._rows, self.digest())
 
 
 def run_fold(fold: Fold[State], pieces: Iterator[Piece]) -> Iterator[Result]:
     """Yield what `pieces` give: the groups one after the other, each in the order of ids."""
-    group: _Group[State] | None = None
+    group: FoldedGroup[State] | None = None
     for piece in pieces:
         if group is None or group.name != piece.group:
             if group is not None:
                 yield group.end()
-            group = _Group(fold, piece.group)
+            group = FoldedGroup(fold, piece.group)
         if piece.stored is not None:
             yield from group.compare(piece.stored_id, piece.stored)
         else:
@@ -221,6 +237,16 @@ def go_on(
 
     Returns what they gave out and the state after them; and what is to be kept.
     """
-    group = _Group(fold, piece.group, kept)
+    group = FoldedGroup(fold, piece.group, kept)
     results = [*group.apply(piece), group.end()]
     return results, group.kept
+
+
+def events_of(rows: Any) -> list[Event]:  # noqa: ANN401 - Arrow's record batches
+    """Return the rows of a record batch as orders."""
+    return list(map(Event, *(rows.column(name).to_pylist() for name in EVENT)))
+
+
+def orders_of(fold: Fold[Any], rows: Any) -> Any:  # noqa: ANN401 - Arrow's record batches
+    """Return the rows of a record batch as the `step` of a fold takes them."""
+    return rows.select(list(fold.columns)) if fold.columns else events_of(rows)

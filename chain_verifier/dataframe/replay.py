@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from chain_kernel.errors import InputError, SettingError
-from chain_kernel.model import Event
-from chain_verifier.dataframe.fold import Fold, Piece, run_fold
+from chain_verifier.dataframe.fold import Fold, Piece, Result, events_of, orders_of, run_fold
 from chain_verifier.dataframe.stream import EVENT, replayed_stream
+from chain_verifier.dataframe.two_folds import require_two, rows_for_two, run_two_folds
 from chain_verifier.spark.own_session import require_all_files
 from chain_verifier.spark.shipping import ship
 
@@ -39,6 +39,12 @@ _RESULT_COLUMNS: Final = (
     "kind STRING, group STRING, id BIGINT, rows BIGINT, digest BINARY, stored BINARY, "
     "equal_id BIGINT"
 )
+_DIVERGENCE: Final = (
+    "group STRING, id BIGINT, equal_id BIGINT, rows BIGINT, part STRING, digest BINARY, "
+    "candidate_digest BINARY, "
+    "fields ARRAY<STRUCT<field: STRING, value: STRING, candidate: STRING>>, more INT, error STRING"
+)
+"""The fields of a `Divergence`."""
 
 
 class Replayed(Struct, frozen=True):
@@ -77,6 +83,17 @@ class Replayed(Struct, frozen=True):
         columns = ("group", "id", "equal_id", "rows", "digest", "stored")
         return self.results.where("kind = 'differs'").select(*columns)
 
+    @property
+    def divergences(self) -> DataFrame:
+        """For each group in which the candidate differs, the first order after which it does.
+
+        Its columns are those of `chain_verifier.dataframe.two_folds.Divergence`. Empty without a
+        candidate.
+        """
+        if "divergence" not in self.results.columns:
+            return self.results.sparkSession.createDataFrame([], _DIVERGENCE)
+        return self.results.where("kind = 'diverges'").select("divergence.*")
+
 
 def replay(
     rows: DataFrame,
@@ -85,6 +102,8 @@ def replay(
     by: Column | str | None = None,
     until: int | None = None,
     states: DataFrame | None = None,
+    candidate: Fold[Any] | None = None,
+    compared_rows: int | None = None,
 ) -> Replayed:
     """Feed `rows` (`id, pid, key, event_time_ns, payload`) to `fold`, group by group.
 
@@ -93,6 +112,12 @@ def replay(
     have stored: `group, id, digest`, compared with the replayed state after each such id. Those
     that are stored after this call are not; `persist()` keeps what a service overwrites.
 
+    `candidate` is another version of the fold, with the same `group`. Both are fed in one pass.
+    Where a group's states (by the `digest` of each) or outputs differ, the candidate ends, and
+    `divergences` has the first order after which they do. They are compared after `compared_rows`
+    orders of a group: 16, or more where states are large. A difference that is gone by then, and
+    shows in no output, is found with 1.
+
     The code of this package and of the fold's modules, where it is Python alone, is sent to workers
     on other machines; a fold of a notebook goes with the query.
 
@@ -100,23 +125,31 @@ def replay(
     Spark keeps it, in RocksDB alone; the orders of a group in one micro-batch fit into memory.
 
     Raises AnalysisException for a fold whose outputs are no columns, SettingError for a session
-    that leaves broken or missing files out, for `states` of a stream and for a module that has
-    changed since workers have it, InputError for a stored state without id or digest, or a digest
+    that leaves broken or missing files out, for `states` or a `candidate` of a stream, for a
+    candidate that is the fold or has another `group`, and for a module that has changed since
+    workers have it, InputError for a stored state without id or digest, or a digest
     that is neither bytes nor hex as text.
     """
     require_all_files(rows.sparkSession)
-    ship(rows.sparkSession, *fold.modules)
+    folds = (fold,) if candidate is None else (fold, candidate)
+    if candidate is not None:
+        require_two(fold, candidate, grouped=by is None)
+    ship(rows.sparkSession, *dict.fromkeys(module for each in folds for module in each.modules))
     if until is not None:
         rows = rows.where(F.col("id") <= until)
-    columns = dict.fromkeys(("id", *(fold.columns or EVENT)))
+    columns = dict.fromkeys(("id", *(name for each in folds for name in each.columns or EVENT)))
     rows = _grouped(rows, fold, by).select(_GROUP, *columns)
     spark = rows.sparkSession
     schema = spark.createDataFrame([], _RESULT_COLUMNS).schema
     if fold.outputs:
         schema = schema.add("output", spark.createDataFrame([], fold.outputs).schema)
+    if candidate is not None:
+        schema = schema.add("divergence", spark.createDataFrame([], _DIVERGENCE).schema)
     if rows.isStreaming:
         if states is not None:
             raise SettingError("states", "a frame", "a replay of a frame, not of a stream")
+        if candidate is not None:
+            raise SettingError("candidate", "a fold", "a replay of a frame, not of a stream")
         return Replayed(replayed_stream(rows, fold, _GROUP, schema))
     rows = rows.withColumn(_STORED, F.lit(None).cast("binary"))
     count = last_id = 0
@@ -140,7 +173,8 @@ def replay(
     )
     # The types go to the workers, which have no session to ask.
     arrow = to_arrow_schema(schema)
-    return Replayed(in_order.mapInArrow(partial(_replay, fold, arrow), schema), count, last_id)
+    work = partial(_replay, folds, compared_rows, arrow)
+    return Replayed(in_order.mapInArrow(work, schema), count, last_id)
 
 
 _EXPECTED: Final = {"id": "a bigint in each row", "digest": "bytes, or hex as text, in each row"}
@@ -185,25 +219,49 @@ def _grouped(rows: DataFrame, fold: Fold[Any], by: Column | str | None) -> DataF
 def _add_group(fold: Fold[Any], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     group: Any = fold.group
     for batch in batches:
-        orders = fold.upcast_events(_events(batch))
+        orders = fold.upcast_events(events_of(batch))
         names = pa.array(list(map(group, orders)), pa.string())
         yield pa.RecordBatch.from_arrays([names, *batch.columns], names=[_GROUP, *EVENT])
 
 
 def _replay(
-    fold: Fold[Any], schema: pa.Schema, batches: Iterable[pa.RecordBatch]
+    folds: tuple[Fold[Any], ...],
+    compared_rows: int | None,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    results = run_fold(fold, _pieces(batches, fold.columns))
+    results = _results(folds, compared_rows, _parts(batches))
     while some := list(islice(results, _RESULTS)):
-        columns = zip(*some, strict=True)
-        arrays = [
-            pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=False)
-        ]
+        columns: dict[str, Any] = dict(zip(Result._fields, zip(*some, strict=True), strict=True))
+        columns["divergence"] = to_builtins(columns["divergence"], builtin_types=(bytes,))
+        arrays = [pa.array(columns[field.name], field.type) for field in schema]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _pieces(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> Iterator[Piece]:
-    """Cut batches where the group changes, and at stored states."""
+def _results(
+    folds: tuple[Fold[Any], ...],
+    compared_rows: int | None,
+    parts: Iterator[tuple[str, pa.RecordBatch, bytes | None]],
+) -> Iterator[Result]:
+    if len(folds) == 1:
+        yield from run_fold(folds[0], (_piece(folds[0], *part) for part in parts))
+    else:
+        one, other = folds
+        rows = (rows_for_two(folds, *part) for part in parts)
+        yield from run_two_folds((one, other), rows, compared_rows)
+
+
+def _piece(fold: Fold[Any], group: str, rows: pa.RecordBatch, stored: bytes | None) -> Piece:
+    last_id = rows.column("id")[-1].as_py()
+    if stored is not None:
+        return Piece(group, (), last_id, stored)
+    return Piece(group, orders_of(fold, rows), last_id=last_id)
+
+
+def _parts(
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[tuple[str, pa.RecordBatch, bytes | None]]:
+    """Cut batches where the group changes, and at stored states: group, rows, stored state."""
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -214,22 +272,7 @@ def _pieces(batches: Iterable[pa.RecordBatch], columns: tuple[str, ...]) -> Iter
         changes = np.flatnonzero(np.diff(codes)) + 1
         cuts = sorted({0, *changes.tolist(), *at_stored.tolist(), *(at_stored + 1).tolist()})
         ends = [*(cut for cut in cuts if cut < batch.num_rows), batch.num_rows]
-        is_stored = set(at_stored.tolist())
         groups = names.dictionary.to_pylist()
         for first, last in pairwise(ends):
-            group = groups[codes[first]]
-            if first in is_stored:
-                place = batch.column("id")[first].as_py()
-                yield Piece(group, (), place, stored[first].as_py())
-            else:
-                rows = batch.slice(first, last - first)
-                last_id = rows.column("id")[-1].as_py() if columns else 0
-                yield Piece(
-                    group,
-                    rows.select(columns) if columns else _events(rows),
-                    last_id=last_id,
-                )
-
-
-def _events(batch: pa.RecordBatch) -> list[Event]:
-    return list(map(Event, *(batch.column(name).to_pylist() for name in EVENT)))
+            rows = batch.slice(first, last - first)
+            yield groups[codes[first]], rows, stored[first].as_py()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from msgspec import Struct
+from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
 from chain_kernel.errors import InputError, RetryError, SettingError
 from chain_kernel.sql import load_sql
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
+from chain_verifier.dataframe.two_folds import Divergence, TwoVersions, two_versions
 from chain_verifier.places import require_no_password
 from chain_verifier.server import Reading
-from chain_verifier.sources.database import DatabaseRows, Extent
+from chain_verifier.sources.database import DatabaseRows, require_whole
 from chain_verifier.sources.options import ChainOptions
 from chain_verifier.sources.table import open_files, open_table
 from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
@@ -40,12 +44,14 @@ _TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
 class Compared(Struct, frozen=True):
-    """Differences of a replay from the states that services have stored."""
+    """Differences of a replay from the states that services have stored, and from a candidate."""
 
     states: int
     """Number of states compared; 0: nothing is known of any."""
     differences: tuple[dict[str, Any], ...]
     """The first wrong one of each group."""
+    versions: TwoVersions | None = None
+    """The comparison with the candidate, if there is one."""
 
 
 def read_states(
@@ -111,53 +117,55 @@ def differences(
     fold: Fold[Any],
     source: DatabaseSource,
     chain_id: int,
-    states: str,
+    states: str | None,
+    *,
+    candidate: Fold[Any] | None = None,
+    compared_rows: int | None = None,
 ) -> Compared:
-    """Replay a chain from its database, and compare it with the stored states.
+    """Replay a chain from its database, and compare it with stored states, a candidate, or both.
 
     `spark` is one that `open_session` has yielded, whose settings are ours.
 
-    Raises as `read_states`, InputError for a state without id or digest, SettingError for a chain
-    with archived rows, RetryError for a database that is not at the last state yet, and what the
-    data source raises.
+    Raises as `read_states`, InputError for a state without id or digest and for a candidate that
+    raises, SettingError for a chain with archived rows, RetryError for a database that is not at
+    the last state yet, and what `replay` and the data source raise.
     """
     register(spark)
     spark.conf.set(ARROW_RECORDS, _ARROW_RECORDS)
     options = {"url": str(source.database), "chains": str(chain_id)}
     heads = DatabaseRows(ChainOptions.of(options))
-    _whole(heads, chain_id)
-    # The service may overwrite them: those that are seen first are compared.
-    stored = read_states(spark, states, source, chain_id).persist()
-    try:
-        with as_broken(source.name):
-            rows = spark.read.format(NAME).options(**options).load()
-            replayed = replay(rows, fold, states=stored)
-            head = _whole(heads, chain_id).until_id
-            if replayed.compared_id > head:
-                raise RetryError(
-                    f"chain {chain_id}: a state is stored after id {replayed.compared_id}, and the "
-                    f"database is at {head}: it lags, or the state is of another database"
-                )
-            found = replayed.differences.orderBy("group").collect()
-    finally:
-        stored.unpersist()
+    require_whole(heads, chain_id)
+    with ExitStack() as closing:
+        stored = None
+        if states is not None:
+            # The service may overwrite them: those that are seen first are compared.
+            stored = read_states(spark, states, source, chain_id).persist()
+            closing.callback(stored.unpersist)
+        closing.enter_context(as_broken(source.name))
+        rows = spark.read.format(NAME).options(**options).load()
+        replayed = replay(
+            rows, fold, states=stored, candidate=candidate, compared_rows=compared_rows
+        )
+        head = require_whole(heads, chain_id).until_id
+        if replayed.compared_id > head:
+            raise RetryError(
+                f"chain {chain_id}: a state is stored after id {replayed.compared_id}, and the "
+                f"database is at {head}: it lags, or the state is of another database"
+            )
+        seen = Observation()
+        groups = F.count_if(F.col("kind") == "state").alias("groups")
+        observed = replayed.results.observe(seen, groups)
+        found = observed.where("kind IN ('differs', 'diverges')").orderBy("id", "group").collect()
     # Where rows were archived before the plan, the fold has begun after them.
-    _whole(heads, chain_id)
+    require_whole(heads, chain_id)
     shown = tuple(
         {name: row[name] for name in ("group", "id", "equal_id", "rows")}
         | {name: bytes(row[name]).hex() for name in ("digest", "stored")}
         for row in found
+        if row["kind"] == "differs"
     )
-    return Compared(replayed.compared, shown)
-
-
-def _whole(heads: DatabaseRows, chain_id: int) -> Extent:
-    """Return the rows of a chain none of which is archived: else no fold gives the true state."""
-    rows = heads.extents()[chain_id]
-    if rows.after_id:
-        expected = (
-            f"all rows of chain {chain_id}, and those up to {rows.after_id} were archived: "
-            "orderchain.spark.replay takes both (docs/spark.md)"
-        )
-        raise SettingError("--chain", chain_id, expected)
-    return rows
+    if candidate is None:
+        return Compared(replayed.compared, shown)
+    diverged = [row["divergence"].asDict(recursive=True) for row in found if row["divergence"]]
+    versions = two_versions(seen.get["groups"], msgspec.convert(diverged, list[Divergence]))
+    return Compared(replayed.compared, shown, versions)

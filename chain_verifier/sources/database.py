@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from chain_kernel.errors import ChainMissing, RetryError, RowsArchived, RowsMissing
+from chain_kernel.errors import ChainMissing, RetryError, RowsArchived, RowsMissing, SettingError
 from chain_kernel.sql import load_sql, require_version
 from chain_verifier.database_facts import SQL, filled, flat, page_ranges
 from chain_verifier.server import Reading
@@ -185,6 +185,21 @@ class DatabaseRows:
         if missing:
             raise ChainMissing(min(missing))
         return heads
+
+
+def require_whole(rows: DatabaseRows, chain_id: int) -> Extent:
+    """Return the rows of a chain none of which is archived: else no fold gives the true state.
+
+    Raises SettingError for another chain, and as `extents`.
+    """
+    found = rows.extents()[chain_id]
+    if found.after_id:
+        expected = (
+            f"all rows of chain {chain_id}, and those up to {found.after_id} were archived: "
+            "orderchain.spark.replay takes both (docs/spark.md)"
+        )
+        raise SettingError("--chain", chain_id, expected)
+    return found
 
 
 def _cut(head: Any, parts: Sequence[Any], first: int, last: int) -> list[PageRange]:  # noqa: ANN401

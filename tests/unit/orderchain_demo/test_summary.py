@@ -72,6 +72,16 @@ def test_summary_with_anything_amiss_is_not_whole_and_says_what(
     assert dict(summary_rows(found))["verdict"] == "NOT WHOLE"
 
 
+def test_first_order_on_which_a_second_version_differs_is_named() -> None:
+    first = [{"group": "ALPHA", "id": 17}, {"group": "BRAVO", "id": 30}]
+    found = summarize(
+        PLAN, OUTCOME, Verified(REPORT, [], first), "Spark", commands={}, phases={"orders": 4.0}
+    )
+    shown = dict(summary_rows(found))["a second version of them"]
+    assert shown == "without orders above 4,000: differs from id 17 on, an order of ALPHA"
+    assert (found.whole, found.second_version) == (True, first)
+
+
 @pytest.mark.parametrize(("digest", "code"), [("d" * 64, 0), ("e" * 64, 1)])
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_command_ends_with_the_exit_code_of_the_verdict(

@@ -35,11 +35,36 @@ def step_of_columns(book: Book, orders: pa.RecordBatch) -> tuple[Book, list[tupl
     return book, []
 
 
+def is_odd(order: Event) -> bool:
+    """Return whether the second version takes an order for another one."""
+    return order.pid > 100 and len(order.payload) % 11 == 10
+
+
+def second_step(book: Book, orders: Sequence[Event]) -> tuple[Book, list[tuple[int, str]]]:
+    """Apply the same, but for one rule: an odd order counts twice."""
+    book, given = step(book, orders)
+    book["rows"] += sum(map(is_odd, orders))
+    return book, given
+
+
+def failing_step(book: Book, orders: Sequence[Event]) -> tuple[Book, list[tuple[int, str]]]:
+    """Refuse an odd order."""
+    for order in orders:
+        if is_odd(order):
+            raise ValueError("an odd order")
+    return step(book, orders)
+
+
 def side_of(order: Event) -> str:
     return ("buy", "sell", "cancel")[len(order.payload) % 3]
 
 
 BOOKS = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key STRING")
+SECOND = Fold(
+    start=start, step=second_step, group=side_of, outputs="order_id BIGINT, order_key STRING"
+)
+SAME = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key STRING")
+FAILING = Fold(start=start, step=failing_step, group=side_of)
 BY_COLUMN = Fold(start=start, step=step_of_columns, columns=("id",))
 
 

@@ -19,6 +19,8 @@ import pytest
 
 from local_stack.last_demo import LastDemo
 from orderchain.pytest_plugin import make_server_folder
+from orderchain_demo.books import QUANTITY_MAX
+from orderchain_demo.flow import order_flow
 from tests.integration.chainctl.conftest import Call
 from tests.pages import ROOT, blocks_of
 
@@ -117,6 +119,13 @@ def test_demo_with_generated_orders_is_whole_and_leaves_what_it_says(
 
     assert (summary["verified_by"], summary["verified_clean"]) == ("Spark", True)
     assert summary["wrong_books"] == [], "Spark has rebuilt each book"
+    large = [
+        (at, order.symbol)
+        for at, order in enumerate(order_flow(SEED, 20_000), 1)
+        if order.qty > QUANTITY_MAX
+    ]
+    first = {each["group"]: each["id"] for each in summary["second_version"]}
+    assert first == {symbol: at for at, symbol in reversed(large)}
     assert [source["rows"] for source in summary["verified"]["sources"]] == [20_000, 20_000]
     assert Path(summary["journal"]).read_bytes().count(b"\n") == 20_000
 

@@ -1,0 +1,83 @@
+"""Two versions of a fold over a chain of the database, in plain Python, without Java and Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from chain_kernel.errors import RowsMissing
+from chain_kernel.model import is_linked
+from chain_verifier.dataframe.fold import events_of, orders_of
+from chain_verifier.dataframe.two_folds import Rows, TwoFoldsGroup, require_two, two_versions
+from chain_verifier.sources.database import DatabaseRows, require_whole
+from chain_verifier.sources.options import ChainOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from chain_kernel.model import Event
+    from chain_verifier.config import DatabaseSource
+    from chain_verifier.dataframe.fold import Fold
+    from chain_verifier.dataframe.two_folds import Divergence, TwoVersions
+
+_HELD_ROWS_MAX: Final = 2**18
+"""Rows of all groups that are held between comparisons: 100 MB of small orders."""
+
+
+def compare_versions(
+    source: DatabaseSource,
+    chain_id: int,
+    fold: Fold[Any],
+    candidate: Fold[Any],
+    compared_rows: int | None = None,
+) -> TwoVersions:
+    """Replay a chain through two folds, as `orderchain.spark.replay` does with a candidate.
+
+    Memory holds the states of all groups.
+
+    Raises:
+        SettingError: the candidate is the fold, or has another `group`; rows are archived.
+        InputError: a fold raises.
+        RowsMissing: the rows of the database are no chain.
+    """
+    require_two(fold, candidate)
+    options = {"url": str(source.database), "chains": str(chain_id)}
+    rows = DatabaseRows(ChainOptions.of(options))
+    until_id = require_whole(rows, chain_id).until_id
+    groups: dict[str, TwoFoldsGroup] = {}
+    found: list[Divergence] = []
+    at_id = held = 0
+    for batch in rows.read(rows.ranges()):
+        events = events_of(batch)
+        if not is_linked(at_id, events):
+            raise RowsMissing(chain_id, at_id, until_id)
+        at_id = events[-1].id if events else at_id
+        for name, places in _by_group(fold.upcast_events(events), fold.group).items():
+            if name not in groups:
+                groups[name] = TwoFoldsGroup((fold, candidate), name, compared_rows)
+            orders = [events[place] for place in places]
+            one, other = (
+                orders_of(each, batch.take(list(places))) if each.columns else orders
+                for each in (fold, candidate)
+            )
+            results = groups[name].apply(Rows(name, [each.id for each in orders], (one, other)))
+            found += [each.divergence for each in results if each.divergence]
+        held += len(events)
+        if held > _HELD_ROWS_MAX:
+            results = (each for group in groups.values() for each in group.compare())
+            found += [each.divergence for each in results if each.divergence]
+            held = 0
+    results = (each for group in groups.values() for each in group.end())
+    found += [each.divergence for each in results if each.divergence]
+    return two_versions(len(groups), found)
+
+
+def _by_group(
+    events: Sequence[Event], group: Callable[[Event], str] | None
+) -> dict[str, Sequence[int]]:
+    """Return the places of the orders of each group."""
+    if group is None:
+        return {"": range(len(events))}
+    places: dict[str, list[int]] = {}
+    for at, event in enumerate(events):
+        places.setdefault(group(event), []).append(at)
+    return dict(places)
