@@ -45,8 +45,8 @@ simulate: setup ## live through simulated worlds (SEEDS=n worlds from SEED=n on,
 faults: servers ## the long form of the fault tests: many rounds, ten minutes or so (FAULTS_SEED=n)
 	@$(BIN)/python -m pytest tests/faults -m long $(PYTEST_ARGS)
 
-soak: servers ## an hour of open load and faults on real servers: all is judged, and nothing grows (HOURS=1, RATE=2000, SEED=n)
-	@SOAK_HOURS=$(or $(HOURS),1) SOAK_RATE=$(or $(RATE),2000) $(if $(SEED),FAULTS_SEED=$(SEED)) $(BIN)/python -m pytest tests/faults/test_soak.py $(PYTEST_ARGS)
+soak: servers ## an hour of open load and faults on real servers: all is judged, and nothing grows (HOURS=1, RATE=2000, SEED=n, BROKER=no)
+	@SOAK_HOURS=$(or $(HOURS),1) SOAK_RATE=$(or $(RATE),2000) $(if $(SEED),FAULTS_SEED=$(SEED)) $(if $(BROKER),SOAK_BROKER=$(BROKER)) $(BIN)/python -m pytest tests/faults/test_soak.py $(PYTEST_ARGS)
 
 mutate: servers ## small wrongs in the source, one at a time: those that no test notices (MUTATE_ARGS="--only core --at-most 40")
 	@$(BIN)/python -m tests.mutate.run $(MUTATE_ARGS)

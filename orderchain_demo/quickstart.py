@@ -102,6 +102,7 @@ def _show_what_next(stack_dir: str, folder: Path, chain: int) -> None:
         f"chainctl verify --local --chain {chain} --source database --seals": "every seal again",
         'chainctl stack up && eval "$(chainctl stack env)"': "adds Kafka",
         f"chainctl chain create {chain}": "then makes the topic; the next leader publishes to it",
+        "chainctl schema apply --part outbox": "then messages (tutorial, 6), which need Kafka",
         "chainctl stack down": "stops the server, and keeps the chain",
     }.items():
         data(f"  {line:64}  {shows}")

@@ -135,6 +135,10 @@ RETURNING (SELECT last_id FROM chain_head WHERE chain_id = $1) AS last_id
 -- synchronous_commit is off), since the server lets one notifying transaction commit at a time
 SELECT count(pg_notify(channel, notice)) FROM unnest($1::text[], $2::text[]) AS due (channel, notice)
 
+-- make_room_to_notify: forget what all have read of the queue of notifications; one that was full
+-- stays full otherwise, since only what notifies forgets, and nothing can
+SELECT pg_notification_queue_usage()
+
 -- last_committed_at: when the batch that ends at $2 was committed
 SELECT committed_at FROM chain_batch WHERE chain_id = $1 AND last_id = $2
 

@@ -1,7 +1,7 @@
 """Hooks of mkdocs: the pages of the root join the site, and links out of docs/ stay whole.
 
 The README is the site's first page. A link to a file that is no page (code, a picture, a table of
-figures) leads to a copy of it, so that the site is complete by itself.
+figures) leads to a copy of it, so that the site is complete by itself. llms.txt lists the pages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mkdocs.structure.files import File
 
@@ -17,6 +17,8 @@ import outbox
 from orderchain import _NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
@@ -97,7 +99,22 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             copy = place_in_site(path)
             if copy.startswith(f"{_COPIES}/") and files.get_file_from_path(copy) is None:
                 files.append(File.generated(config, copy, abs_src_path=str(ROOT / path)))
+    head = f"# {config.site_name}\n\n> {config.site_description}\n\n"
+    text = head + "\n".join(llms(config.nav or [], files)) + "\n"
+    files.append(File.generated(config, "llms.txt", content=text))
     return files
+
+
+def llms(nav: Sequence[Any], files: Files) -> Iterator[str]:
+    """Yield the lines of llms.txt: the pages of the navigation, by their titles and addresses."""
+    for entry in nav:
+        ((title, target),) = entry.items() if isinstance(entry, dict) else {"": entry}.items()
+        if isinstance(target, list):
+            yield f"\n## {title}\n"
+            yield from llms(target, files)
+        elif (page := files.get_file_from_path(target)) is not None:
+            heading = page.content_string.partition("\n")[0].removeprefix("# ")
+            yield f"- [{title or heading}]({page.url})"
 
 
 def decisions() -> str:

@@ -256,6 +256,7 @@ class _SideSession:
         self.beats = Together(self._renew, pause_seconds)
         self.notices = Together(self._notify)
         self._proven: dict[int, bytes] = {}
+        self._has_failed = False  # to notify, the last time
 
     async def run(self, term: Term, work: Callable[[Connection], Awaitable[_Result]]) -> _Result:
         """Return what `work` returns for a connection to the server of `term`."""
@@ -288,14 +289,18 @@ class _SideSession:
     async def _notify(self, frames: Mapping[int, bytes]) -> dict[int, None]:
         channels = [notice_channel(chain_id) for chain_id in frames]
         notices = [frame_notice(frame) for frame in frames.values()]
+        has_failed, self._has_failed = self._has_failed, True
 
         async def send(connection: Connection) -> None:
             # The lease's next beat waits for it, and another transaction of the server that
             # notifies may hold it up.
             async with asyncio.timeout(_NOTIFY_SECONDS):
+                if has_failed:
+                    await connection.execute(_SQL["make_room_to_notify"])
                 await connection.execute(_SQL["notify"], channels, notices)
 
         await self.session.run(send)
+        self._has_failed = False
         return {}
 
     async def _begin(self, connection: Connection) -> None:

@@ -59,6 +59,11 @@ async def create_chain_on_pair(
     return replace(chain, config=config)
 
 
+def without_broker(chain: Chain) -> Chain:
+    """Return `chain` with sequencers that notify."""
+    return replace(chain, config=chain.with_settings(kafka=None))
+
+
 def promoted(chain: Chain, pair: ServerPair) -> Chain:
     """Return `chain` as it is looked at from now on: on the server that was the standby."""
     database = chain.database.rpartition("/")[2]

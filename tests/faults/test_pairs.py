@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from local_stack import KafkaServer, PostgresServer
-from tests.builders.created_chain import Chain
 from tests.builders.standbys import pair_in
 
 from .brokers import Brokers
-from .chains import create_chain_on_pair
+from .chains import create_chain_on_pair, without_broker
 from .conftest import MakeChain
 from .rounds import Round, Row
 from .stories import CHEAP, SPLIT, STORIES, THREE_BROKERS, WITHOUT_BROKER, Story
@@ -126,10 +125,6 @@ async def test_old_primary_that_comes_back_loses_and_repeats_nothing(
                 chain = chain if has_broker else without_broker(chain)
                 await live(Round(chain, pair.primary, kafka_server, seeded, pair), story, total)
                 pair.primary.thaw()
-
-
-def without_broker(chain: Chain) -> Chain:
-    return msgspec.structs.replace(chain, config=chain.with_settings(kafka=None))
 
 
 @contextmanager

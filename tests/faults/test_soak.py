@@ -1,4 +1,7 @@
-"""Minutes of the soak; `make soak` is the long form: SOAK_HOURS of SOAK_RATE orders per second."""
+"""Minutes of the soak; `make soak` is the long form: SOAK_HOURS of SOAK_RATE orders per second.
+
+With SOAK_BROKER=no the chain has no broker; messages still have theirs.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 
 from local_stack import KafkaServer, PostgresServer
 
+from .chains import without_broker
 from .conftest import MakeChain
 from .flat import Samples, table
 from .rounds import Round
@@ -18,6 +22,7 @@ from .soak import Soak, messages_in
 
 HOURS: Final = float(os.environ.get("SOAK_HOURS") or 0.05)
 RATE: Final = float(os.environ.get("SOAK_RATE") or 500.0)
+HAS_BROKER: Final = os.environ.get("SOAK_BROKER") != "no"
 WINDOW_ROWS: Final = int(RATE * 30.0)
 """Rows whose keys are compared: they stay in the database."""
 SETTINGS: Final = {
@@ -52,6 +57,7 @@ async def test_load_and_faults_are_judged_well_and_nothing_grows(
             print(line, flush=True)  # noqa: T201 - for who waits for it
 
     chain = await chain_on_breakable_servers(1, **SETTINGS)
+    chain = chain if HAS_BROKER else without_broker(chain)
     world = Round(chain, postgres_to_break, kafka_to_break, seeded)
     name = f"messages_{chain.database.rpartition('/')[2]}"
     async with messages_in(postgres_to_break, kafka_to_break.bootstrap, name) as messages:

@@ -46,6 +46,15 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8"))
 
 
+def test_llms_txt_leads_to_every_page_of_the_navigation(site: Path) -> None:
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    assert text.startswith("# orderchain\n\n> Sequenced-order delivery")
+    named = set(re.findall(r"[\w./-]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(set(links)) == len(named)
+    assert [link for link in links if not (site / link).is_file()] == []
+
+
 def test_reference_has_every_name_of_both_doors(site: Path) -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
     names = [f"orderchain.{name}" for name in orderchain.__all__ if name != "errors"]

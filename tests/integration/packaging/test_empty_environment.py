@@ -1,5 +1,6 @@
 """The wheel in an environment that holds nothing else: installed as a page says, then followed."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -14,6 +15,8 @@ from tests.pages import ROOT, blocks_of, lay_out, run_commands, shown_but_not_sa
 from tests.programs import completed, output_of
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+PASSED_ON = ("HTTPS_PROXY", "https_proxy", "SSL_CERT_FILE", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
+"""What uv may need to reach its index."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,30 @@ def test_tutorial_followed_with_the_wheel_alone_shows_what_it_says(
     done = follow(folder, programs, commands.replace("mkdir first-chain && cd first-chain\n", ""))
     assert done.returncode == 0, done.stdout + done.stderr
     assert shown_but_not_said(TUTORIAL, done.stdout) == []
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(900)
+def test_quickstart_runs_from_the_wheel_alone_and_finds_what_it_planted(
+    server_folder: Path, programs: Path, tmp_path: Path
+) -> None:
+    """In an environment of uv's, where no program of ours but this one is, and no Java."""
+    (wheel,) = programs.parents[1].glob("dist/*.whl")
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
+        "HOME": str(tmp_path),
+        "PATH": os.defpath,
+        "CHAINCTL_STACK_DIR": str(server_folder / "stack"),
+    }
+    uvx = (Path(sys.executable).with_name("uvx"), "--python", sys.executable)
+    asked = (*uvx, "--constraints", ROOT / "constraints.txt", "--from", f"{wheel}[cli,stack]")
+    try:
+        done = completed(*asked, "chainctl", "quickstart", cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (lost,) = re.findall(r"^ *order (\d+) is missing$", done.stdout, re.MULTILINE)
+        assert f"$ grep -v '\"id\":{lost},'" in done.stdout
+    finally:
+        down = completed(*asked, "chainctl", "stack", "down", cwd="/", env=environment)
+    assert down.returncode == 0, down.stderr
 
 
 @pytest.mark.timeout(900)

@@ -45,8 +45,8 @@ CONSOLE_FILES = ("page.html", "console.css", "console.js", "icon.svg")
 
 FOREIGN = {
     "": ["asyncpg", "aiokafka", "pyspark", "numpy", "click"],
-    "sequencer": ["pyspark", "click", "rich"],
-    "receiver": ["pyspark", "click", "rich", "numpy"],
+    "sequencer": ["aiokafka", "pyspark", "click", "rich"],
+    "receiver": ["aiokafka", "pyspark", "click", "rich", "numpy"],
     "outbox": ["pyspark", "click", "rich", "numpy", "starlette"],
     "web": ["pyspark", "rich", "numpy"],
     "cli": ["pyspark"],
@@ -202,6 +202,26 @@ def test_pages_over_http_name_their_extra(
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"ModuleNotFoundError: {door}: ")
     assert last.endswith(not_installed("", extra))
+
+
+@pytest.mark.parametrize(
+    ("extra", "config", "given"),
+    [("sequencer", "SequencerConfig", ""), ("receiver", "ReceiverConfig", "name='matching', ")],
+)
+def test_config_with_kafka_names_its_extra_and_without_needs_none(
+    wheel: Path, tmp_path: Path, extra: str, config: str, given: str
+) -> None:
+    folder = make_environment(tmp_path, wheel, extra)
+    program = (
+        f"from orderchain import {config}, open_{extra}\n"
+        f"config = {config}(chain_id=1, {given}database='postgresql://u@h/d', kafka=%r)\n"
+        f"open_{extra}(config)"
+    )
+    without = run_in(folder, program % None)
+    assert (without.returncode, without.stderr) == (0, "")
+    last = run_in(folder, program % "broker:9092").stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ModuleNotFoundError: {config}.kafka: ")
+    assert last.endswith(not_installed("", "kafka"))
 
 
 def test_help_of_the_wheel_lists_what_is_in_it(wheel: Path, tmp_path: Path) -> None:

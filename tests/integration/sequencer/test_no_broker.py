@@ -13,7 +13,7 @@ from chain_kernel.model import Event
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER
 from matcher_receiver import Receiver, ReceiverConfig, ReceiverTuning, State, reading
 from orderchain import open_receiver
-from sequencer import SequencerConfig, open_sequencer, open_sequencers
+from sequencer import Sequencer, SequencerConfig, open_sequencer, open_sequencers
 from sequencer.publisher import heartbeat_frame
 from sequencer.stores.session import SideSessions
 from tests.builders.created_chain import Chain
@@ -203,6 +203,45 @@ async def test_a_receiver_goes_over_to_kafka_and_back_under_load(
         await receiver.until_delivered(acked[-1])
         receiver.stop()
         await reading
+    assert [event.id for event in taken] == acked
+    assert taken == await chain.rows()
+
+
+async def test_a_service_without_kafka_goes_over_when_it_is_started_with_it_under_load(
+    make_chain: MakeChain, role_dsn: RoleDsn
+) -> None:
+    """Leaders and services get Kafka, and lose it again, in each order."""
+    chain = await make_chain()
+    kafka = str(chain.config.kafka)
+    acked: list[int] = []
+    taken: list[Event] = []
+    is_over = asyncio.Event()
+
+    async def submit_all_the_time(sequencer: Sequencer) -> None:
+        while not is_over.is_set():
+            (order,) = make_orders(1, start=len(acked))
+            acked.append((await sequencer.submit(order.key, order.payload)).id)
+
+    async def serve(name: str | None, source: str) -> None:
+        """Take orders until some came from `source`, as a service that is started with Kafka."""
+        tuning = ReceiverTuning(poll_after_seconds=0.2)
+        async with receiver_of(chain, role_dsn, name, tuning) as receiver:
+            taken.extend(await take(receiver, 50))
+            while receiver.stats().source != source:
+                taken.extend(await take(receiver, 1))
+
+    async with deadline():
+        for config in (without_kafka(chain), chain.config, without_kafka(chain)):
+            async with open_sequencer(config) as sequencer:
+                is_over.clear()
+                loading = asyncio.ensure_future(submit_all_the_time(sequencer))
+                await serve(None, "primary")
+                await serve(kafka, "primary" if config.kafka is None else "kafka")
+                await serve(None, "primary")
+                is_over.set()
+                await loading
+        async with receiver_of(chain, role_dsn) as receiver:
+            taken.extend(await take(receiver, len(acked) - len(taken)))
     assert [event.id for event in taken] == acked
     assert taken == await chain.rows()
 
