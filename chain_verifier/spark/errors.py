@@ -29,6 +29,8 @@ _PYTHON_ENDS: Final = re.compile(
     r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*(\S.*)$", re.MULTILINE
 )
 """The last line of a traceback from a Python worker: the error."""
+_NO_REASON: Final = re.compile(r".*reason:\s*\n")
+"""A first line that leaves the reason to the trace below it: of a stage that was tried again."""
 _NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"]*)"')
 _PYTHON_CLASS: Final = re.compile(r"^[\w.]+: ")
 
@@ -51,6 +53,8 @@ def spark_reason(error: BaseException) -> str:
         text = f"PYSPARK_PYTHON is {missing[1]}, which Spark's workers cannot run"
     elif ends := _PYTHON_ENDS.findall(text):
         text = _PYTHON_CLASS.sub("", ends[-1])
+    elif _NO_REASON.match(text) and (causes := _CAUSED_BY.findall(text)):
+        text = ": ".join(causes[-1])
     return printable(" ".join(text.partition("\n")[0].split()) or type(error).__name__)
 
 

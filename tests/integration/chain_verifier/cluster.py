@@ -165,12 +165,17 @@ class SparkCluster:
         self._daemons[0].wait()
 
     def _start_workers(self) -> None:
-        """Start both at once; each offers one core and the memory of one executor."""
+        """Start both at once; each offers one core and the memory of one executor.
+
+        Each is a host of its own: Spark reads what another executor of one host has written from
+        its disk, which it does not see where workers have small disks.
+        """
         for number in range(WORKERS):
+            host = f"127.0.0.{number + 1}"
             self._start(
                 f"worker-{number}",
                 *("Successfully registered with master", "org.apache.spark.deploy.worker.Worker"),
-                *("--host", "127.0.0.1", "--webui-port", 0, "--cores", 1, "--memory", "1g"),
+                *("--host", host, "--webui-port", 0, "--cores", 1, "--memory", "1g"),
                 *("--work-dir", self._work(number), self.master),
             )
         for worker in self._daemons[1:]:

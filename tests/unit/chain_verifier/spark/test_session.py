@@ -4,7 +4,7 @@ import pyspark
 import pytest
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
-from pyspark.errors import IllegalArgumentException
+from pyspark.errors import IllegalArgumentException, PySparkException
 
 from chain_kernel.errors import SettingError
 from chain_verifier.spark.errors import spark_reason
@@ -55,6 +55,15 @@ def test_variable_that_leads_to_no_spark_is_refused_by_its_name(environ: dict[st
 def test_workers_without_a_python_name_the_variable() -> None:
     error = Py4JError('IOException: Cannot run program "/no/python": error=2, No such file')
     assert spark_reason(error) == "PYSPARK_PYTHON is /no/python, which Spark's workers cannot run"
+
+
+def test_stage_that_was_tried_again_in_vain_names_its_last_reason() -> None:
+    error = PySparkException(
+        "Job aborted: ShuffleMapStage 1 has failed the maximum allowable number of times: 4. Most "
+        "recent failure reason:\norg.apache.spark.shuffle.FetchFailedException: x\n\tat A.b\n"
+        "Caused by: java.io.IOException: No space left on device\n\t... 8 more\n"
+    )
+    assert spark_reason(error) == "java.io.IOException: No space left on device"
 
 
 def test_a_process_that_spark_submit_runs_is_known_by_its_gateway() -> None:
