@@ -1,5 +1,6 @@
 """The demo as a user runs it, on a stack of its own. Each complete one starts Spark: 20 to 60 s."""
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -9,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from local_stack.last_demo import LastDemo
 from orderchain.pytest_plugin import make_server_folder
 from orderchain_demo.books import QUANTITY_MAX
 from orderchain_demo.flow import order_flow
+from tests.deadlines import until
 from tests.integration.chainctl.conftest import Call
 from tests.pages import ROOT, blocks_of
 
@@ -285,12 +286,7 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
     services = demo.services()
     demo.process.kill()
     demo.process.wait()
-    ended = threading.Event()
-    for _ in range(300):
-        if not any(map(is_there, services.values())):
-            break
-        ended.wait(0.1)
-    assert not any(map(is_there, services.values()))
+    asyncio.run(until(lambda: not any(map(is_there, services.values()))))
 
 
 @pytest.mark.parametrize(
