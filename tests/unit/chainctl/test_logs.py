@@ -42,7 +42,9 @@ def test_record_with_foreign_text_is_one_printable_line(
 def test_record_without_end_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logging(Settings(log_level="info"))
     logging.getLogger("sequencer.x").warning("%s", "x" * 1_000_000)
-    assert len(capsys.readouterr().err) < 5_000
+    line = capsys.readouterr().err
+    assert line.startswith("chainctl: warning: xxx")
+    assert len(line) < 5_000
 
 
 def test_record_with_a_password_hides_it_however_it_is_written(
@@ -51,7 +53,7 @@ def test_record_with_a_password_hides_it_however_it_is_written(
     settings = Settings(log_level="info", database="postgresql://u:swordfish@h/d")
     set_up_logging(settings)
     logging.getLogger("gapfill").error("no: postgresql://u:swordfish@h/d %s", "swordfish")
-    assert "swordfish" not in capsys.readouterr().err
+    assert capsys.readouterr().err == "chainctl: error: no: postgresql://u:***@h/d ***\n"
 
 
 def test_traceback_of_debug_is_indented_so_that_no_line_looks_like_a_record(

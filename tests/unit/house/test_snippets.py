@@ -25,7 +25,9 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
 def of_language(language: str) -> list[Block]:
-    return [block for block in BLOCKS if block.language == language]
+    found = [block for block in BLOCKS if block.language == language]
+    assert found, language
+    return found
 
 
 def test_each_block_has_a_language_and_each_fence_a_block() -> None:
@@ -35,26 +37,24 @@ def test_each_block_has_a_language_and_each_fence_a_block() -> None:
 
 
 def test_calls_of_chainctl_are_taken() -> None:
-    for block in of_language("sh"):
-        with case(block):
-            for words in command_lines(block.text):
-                if "--demo" in words:
-                    continue  # test_demo.py runs those, after a demo
-                assert refusal_of(words) is None, f"chainctl {' '.join(words)}"
+    calls = [(block, words) for block in of_language("sh") for words in command_lines(block.text)]
+    assert calls
+    for block, words in calls:
+        if "--demo" not in words:  # test_demo.py runs those, after a demo
+            assert refusal_of(words) is None, f"{block}: chainctl {' '.join(words)}"
 
 
 def test_calls_of_chainctl_within_the_text_are_taken() -> None:
-    for page in PAGES:
-        with case(page):
-            text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-            for call in re.findall(r"`(chainctl [^`]*)`", text):
-                if not PLACEHOLDERS.search(call):
-                    for words in command_lines(call.replace("\n", " ")):
-                        # A name alone is enough, without all that a call needs.
-                        refusal = refusal_of(words) or "Missing"
-                        assert re.search(
-                            "^Missing|^a group of commands|requires an arg", refusal
-                        ), call
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    prose = [re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S) for text in texts]
+    found = [call for text in prose for call in re.findall(r"`(chainctl [^`]*)`", text)]
+    calls = [call.replace("\n", " ") for call in found if not PLACEHOLDERS.search(call)]
+    assert calls
+    for call in calls:
+        for words in command_lines(call):
+            # A name alone is enough, without all that a call needs.
+            refusal = refusal_of(words) or "Missing"
+            assert re.search("^Missing|^a group of commands|requires an arg", refusal), call
 
 
 def test_targets_of_make_exist() -> None:
@@ -79,10 +79,11 @@ def test_python_is_python() -> None:
 
 
 def test_toml_is_taken(tmp_path: Path) -> None:
-    for block in of_language("toml"):
-        found = tomllib.loads(block.text)
-        if "client" in found:
-            continue  # the file of the message service's clients: test_clients reads it
+    read = [(block, tomllib.loads(block.text)) for block in of_language("toml")]
+    # The file of the message service's clients is read by test_clients.
+    settings = [(block, found) for block, found in read if "client" not in found]
+    assert settings
+    for block, found in settings:
         with case(block):
             path = tmp_path / "chainctl.toml"
             path.write_text(block.text, encoding="utf-8")

@@ -43,9 +43,11 @@ async def test_call_shows_its_secrets_in_no_log_and_to_no_proxy(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     caplog.set_level("INFO")
-    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (url, _):
-        await call_json("GET", f"{url}/x?token=abc", "", None, 10)
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}") as (url, seen):
+        await call_json("GET", f"{url}/x?token=abc", "s3cret", None, 10)
+    assert b"Bearer s3cret" in seen[0]
     assert "abc" not in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 async def test_refusal_is_reported_with_status_and_body_and_not_the_query() -> None:

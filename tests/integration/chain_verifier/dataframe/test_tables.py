@@ -83,19 +83,23 @@ def test_line_of_json_of_which_spark_reads_a_part_is_refused(
 
 
 def test_line_of_json_may_be_anything_that_spark_reads_to_its_end(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = (
         '{"seq": 1, "x": {"y": ["}{", NaN]}}', '[{"seq": 2}, {"seq": 3}] ', "", " \t", "{'seq': 4}"
     )  # fmt: skip
     (tmp_path / "a.json").write_text("\r\n".join(lines))
     assert main(["verify", "table", f"json:{tmp_path}", "--id-column", "seq"]) == 0
+    assert "4 rows, ids 1 to 4" in capsys.readouterr().out
 
 
-def test_summary_of_a_writer_is_not_missed(spark: SparkSession, tmp_path: Path) -> None:
+def test_summary_of_a_writer_is_not_missed(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "a.parquet", 1, 2)
     pq.write_metadata(pq.read_schema(tmp_path / "a.parquet"), tmp_path / "_metadata")
     assert main(["verify", "table", f"parquet:{tmp_path}", "--id-column", "seq"]) == 0
+    assert "2 rows, ids 1 to 2" in capsys.readouterr().out
 
 
 def test_names_of_folders_are_keys_as_they_are_written_and_places_by_their_number(
@@ -176,6 +180,10 @@ for table in ("flat", "parted PARTITION (day = 1)"):
     spark.sql(f"INSERT INTO {table} VALUES (1), (2)")
 for table in ("flat", "parted"):
     assert main(["verify", "table", f"{table}", "--id-column", "seq"]) == 0, table
+for table in ("flat", "parted PARTITION (day = 2)"):
+    spark.sql(f"INSERT INTO {table} VALUES (4)")
+for table in ("flat", "parted"):
+    assert main(["verify", "table", f"{table}", "--id-column", "seq"]) == 1, table
 """
 
 

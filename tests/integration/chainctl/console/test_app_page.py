@@ -236,6 +236,7 @@ async def test_browser_asks_for_the_token_where_reading_needs_it(
     path.write_text(TOKEN)
     path.chmod(0o600)
     console = run_console("--host", "0.0.0.0", "--token-file", path, token=TOKEN)  # noqa: S104
+    assert console.get("/").status == 401
     given = {"username": "anybody", "password": TOKEN}
     async with open_page(console, http_credentials=given) as page:
         await live(page)

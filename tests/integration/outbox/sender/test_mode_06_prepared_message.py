@@ -34,6 +34,7 @@ from outbox.service.config import ServiceConfig
 from outbox.service.interface import MessageClient
 from outbox.service.message_api import MessageApi
 from outbox.statuses import Change
+from tests.deadlines import deadline
 from tests.integration.outbox.conftest import Sender
 from tests.opened import connected
 
@@ -333,8 +334,11 @@ async def under_way(checks: CheckBack) -> AsyncIterator[None]:
 async def test_sender_that_hangs_delays_the_check_of_no_other(
     sender: Sender, desk: Desk, business: Business
 ) -> None:
+    is_asked = asyncio.Event()
+
     async def check(name: str, message_ids: Sequence[UUID]) -> Mapping[UUID, Answer]:
         if name != ME:
+            is_asked.set()
             await asyncio.Event().wait()
         return await business.check(name, message_ids)
 
@@ -346,7 +350,8 @@ async def test_sender_that_hangs_delays_the_check_of_no_other(
     config = CheckingConfig(rules=RULES, rows_max=1, round_seconds=0.05, ask_seconds=3_600)
     checks = CheckBack(sender.config(), check, config, clock=desk.clock)
     desk.clock.go(30)
-    async with under_way(checks):
+    async with under_way(checks), deadline():
+        await is_asked.wait()
         await sender.until_status(message_id, Status.CANCELLED)
 
 

@@ -41,6 +41,7 @@ def test_topic_that_several_sends_find_in_trouble_together_gets_one_pause() -> N
     topic_errors = TopicErrors(time)
     for _ in range(10):  # the batches of one send, each to a partition of its own
         topic_errors.found("t", "may not be written to")
+    assert topic_errors.is_paused("t")
     time.now += PAUSE_SECONDS_MIN
     assert not topic_errors.is_paused("t")
 
