@@ -239,6 +239,9 @@ class Run(Struct, frozen=True, kw_only=True):
     source: str = ""
     """`primary` or `standby`: the kind of server that it was read from; empty for a frame, and
     where a source does not say."""
+    begins_within: bool = False
+    """True if the reading of the rows began within the batch of its first ones: another one has
+    read those before them, so no seal proves the batch."""
 
     @property
     def first_pid(self) -> int:

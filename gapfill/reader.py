@@ -187,6 +187,7 @@ class GapReader(ClosedAtExit):
         if from_primary and opening.source != _PRIMARY:
             raise NotYetReadable(after.id, until_id)
         chain_id, after = self._config.chain_id, opening.mark
+        start_id = after.id
         marks = BatchMarks(self._connection, chain_id, after, opening.batches)
         pages_max = FIRST_PAGES
         held: list[ReadPage] = []
@@ -215,11 +216,15 @@ class GapReader(ClosedAtExit):
                     held, pages = [], await self._explain(after.id, until_id, marks)
                     events = _events_of(pages)
                     read = self._read_ahead(events[-1].id, until_id, pages_max)
+                is_within = after.batch_last_id < start_id
                 after, damaged = marks.take(pages, after)
                 if damaged is not None:
                     events = [event for event in events if event.id <= after.id]
                 if events:
-                    yield Run(chain_id=chain_id, events=events, end=after, source=opening.source)
+                    yield Run(
+                        chain_id=chain_id, events=events, end=after, source=opening.source,
+                        begins_within=is_within,
+                    )  # fmt: skip
                 if damaged is not None:
                     # Its row may be read after the rows, and be the archive's boundary by then.
                     self._check_place(await self._place(), after.id, damaged.last_id)

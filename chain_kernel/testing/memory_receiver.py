@@ -253,7 +253,8 @@ class MemoryGapSource:
                 raise ForkFound(chain.chain_id, events[0].pid, after.id, events[0].id)
             events = self._proven(chain, events, start_id, until_id)
             end = mark_at(chain, events[-1].id)
-            return Run(chain_id=chain.chain_id, events=events, end=end)
+            is_within = after.batch_last_id < start_id
+            return Run(chain_id=chain.chain_id, events=events, end=end, begins_within=is_within)
 
         try:
             while after.id < until_id:

@@ -222,6 +222,7 @@ class ArchivedRows:
     def _runs(self, parts: Sequence[ArchivePart], after: Mark, until_id: int) -> Iterator[Run]:
         end = after
         for group in self._groups(parts):
+            is_within = end.batch_last_id < after.id
             events: list[Event] = []
             for batch, rows in group:
                 events += [Event(*row) for row in rows if after.id < row[0] <= until_id]
@@ -234,7 +235,10 @@ class ArchivedRows:
                     seal=end.seal,
                     epoch=end.epoch,
                 )
-                yield Run(chain_id=self._chain_id, events=events, end=end, source=SOURCE)
+                yield Run(
+                    chain_id=self._chain_id, events=events, end=end, source=SOURCE,
+                    begins_within=is_within,
+                )  # fmt: skip
             if end.id >= until_id:
                 return
 

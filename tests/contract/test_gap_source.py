@@ -102,6 +102,22 @@ async def test_runs_within_a_batch(open_store: OpenStore, open_gaps: OpenGaps) -
     assert runs[-1].end.batch_last_id == second.pid
 
 
+@pytest.mark.parametrize("page_rows", [2, 1_000])
+async def test_runs_say_which_batch_their_reading_began_within(
+    open_store: OpenStore, open_gaps: OpenGaps, page_rows: int
+) -> None:
+    first, second, third = await committed(open_store, 3, 6, 5)
+    source = open_gaps(page_rows=page_rows)
+    for at in (0, first.last_id, second.events[0].id, second.events[3].id, second.last_id):
+        after = (await source.standing(at)).mark
+        assert after is not None
+        is_within = second.first_id <= at < second.last_id
+        runs = await read(source, after, third.last_id)
+        assert runs[0].begins_within == is_within
+        for run in runs:
+            assert run.begins_within == (is_within and run.first_pid < second.last_id), run
+
+
 async def test_runs_beyond_the_head_say_so(open_store: OpenStore, open_gaps: OpenGaps) -> None:
     (batch,) = await committed(open_store, 3)
     source = open_gaps()
