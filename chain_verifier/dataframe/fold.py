@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 import msgspec
 from msgspec import Struct
 
-from chain_kernel.errors import InputError, SettingError
+from chain_kernel.errors import InputError, OrderchainError, SettingError
 from chain_kernel.model import Event
+from chain_kernel.text import reason_of
 from chain_verifier.sources.content import EVENT
 
 if TYPE_CHECKING:
@@ -32,6 +34,18 @@ _encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 def digest_of(state: object) -> bytes:
     """Return the SHA-256 of `state` as MessagePack with sorted keys."""
     return sha256(_encode(state)).digest()
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Raise InputError, which names `what`, for whatever the functions of a fold raise."""
+    try:
+        yield
+    except (OrderchainError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {reason_of(error)}"
+        raise InputError(what, text, "no error") from error
 
 
 class Fold(Struct, Generic[State], frozen=True, kw_only=True):
@@ -75,7 +89,7 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
         """Top-level modules that its functions are of, and those that they wrap or are partials of,
         but for Python's own and this package.
         """
-        functions = (self.start, self.step, self.digest, self.group, self.version)
+        functions = (self.start, self.step, self.digest, self.group, self.version, self.restore)
         all_functions = (*functions, *self.upcasts.values())
         within = (inner for each in all_functions for inner in _with_wrapped(each))
         names = {str(getattr(each, "__module__", None)).partition(".")[0] for each in within}
@@ -102,12 +116,28 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
 
     def upcast_events(self, events: Sequence[Event]) -> Sequence[Event]:
         """Return orders with payloads in the latest version. Raises InputError."""
-        if self.version is None:
+        if self.version is None or not events:
             return events
-        return [
-            Event(each.id, each.pid, each.key, each.event_time_ns, self.upcast(each.payload))
-            for each in events
-        ]
+        with naming(f"version of the orders {events[0].id} to {events[-1].id}"):
+            return [
+                Event(each.id, each.pid, each.key, each.event_time_ns, self.upcast(each.payload))
+                for each in events
+            ]
+
+    def groups_of(self, events: Sequence[Event]) -> list[str]:
+        """Return the group of each order, whose payload is in the latest version.
+
+        Raises:
+            InputError: `group` raises an error, or returns what is no text.
+        """
+        if self.group is None or not events:
+            return [""] * len(events)
+        with naming(f"group of the orders {events[0].id} to {events[-1].id}"):
+            names = list(map(self.group, events))
+        for event, name in zip(events, names, strict=True):
+            if not isinstance(name, str):
+                raise InputError(f"group of the order {event.id}", name, "a text")
+        return names
 
 
 def _upcast_columns(fold: Fold[Any], rows: Any) -> Any:  # noqa: ANN401 - Arrow's record batches
@@ -173,9 +203,12 @@ class FoldedGroup(Generic[State]):
     def __init__(
         self, fold: Fold[State], name: str, kept: tuple[State, int, int] | None = None
     ) -> None:
+        """Begin. Raises InputError, as all its methods do where a function of the fold raises."""
         self._fold = fold
         self.name = name
-        self._state, self._id, self._rows = kept or (fold.start(name), 0, 0)
+        self._named = f"group {name!r}" if name else "the chain"
+        with naming(f"start of the fold for {self._named}"):
+            self._state, self._id, self._rows = kept or (fold.start(name), 0, 0)
         self._equal_id = 0
         self._differs = False
 
@@ -186,14 +219,19 @@ class FoldedGroup(Generic[State]):
 
     def digest(self) -> bytes:
         """Return the digest of the state."""
-        return self._fold.digest(self._state)
+        with naming(f"digest of the state after id {self._id} of {self._named}"):
+            return self._fold.digest(self._state)
 
     def apply(self, piece: Piece) -> Iterator[Result]:
         """Apply the next rows; yield what they give out."""
         fold, rows = self._fold, piece.events
-        rows = _upcast_columns(fold, rows) if fold.columns else fold.upcast_events(rows)
-        self._state, outputs = fold.step(self._state, rows)
-        self._id = piece.last_id or piece.events[-1].id
+        last_id = piece.last_id or piece.events[-1].id
+        orders = f"the orders after {self._id} up to {last_id} of {self._named}"
+        with naming(f"result of the fold over {orders}"):
+            rows = _upcast_columns(fold, rows) if fold.columns else fold.upcast_events(rows)
+            self._state, given = fold.step(self._state, rows)
+            outputs = list(given)
+        self._id = last_id
         self._rows += len(piece.events)
         for output in outputs:
             yield Result("output", self.name, self._id, self._rows, b"", output=output)

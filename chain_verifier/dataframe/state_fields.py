@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
@@ -42,11 +43,23 @@ def field_differences(one: object, other: object) -> Iterator[FieldDifference]:
     return _within(one, other, "", 0, {})
 
 
-def is_alike(one: object, other: object) -> bool:
-    """Return whether two values are the same, and of one type; NaN is the same as NaN."""
+def is_alike(one: Any, other: Any) -> bool:  # noqa: ANN401 - values of a fold
+    """Return whether two values are the same, and of one type, with all that lists, tuples, dicts
+    and arrays hold; NaN is the same as NaN.
+    """
     if type(one) is not type(other):
         return False
-    return bool(one == other) or repr(one) == repr(other)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_alike, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_alike(one[key], other[key]) for key in one)
+    if hasattr(one, "tolist"):
+        is_one_type = getattr(one, "dtype", None) == getattr(other, "dtype", None)
+        return is_one_type and is_alike(one.tolist(), other.tolist())
+    with suppress(Exception):  # whatever comparing two values raises
+        if one == other:
+            return True
+    return repr(one) == repr(other)
 
 
 def _within(

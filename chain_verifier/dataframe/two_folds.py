@@ -4,12 +4,15 @@ A comparison after each order would cost two digests each time. So both folds ta
 compared after some orders: the more, the larger the states are. Where they differ, the orders since
 the last comparison are applied again to copies: halved while they are many, then one by one.
 
-A difference that is gone at the next comparison, and shows in no output, is not found.
+Not found is a difference that is gone at the next comparison. Where many orders are halved, the
+first one may be missed for a later one, if both are the same in between. Outputs of the orders of
+a piece are compared together: one that a later order of it gives is no difference.
 """
 
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
@@ -48,7 +51,8 @@ _COMPARED_BATCH: Final = 8_192
 """The same where a fold takes columns: small batches would cost more than the fold."""
 
 _GROWN_ROWS: Final = 8
-"""Rows since the last copy, per row from one comparison to the next."""
+"""Rows since the last copy, per row from one comparison to the next: up to 127 of small states, up
+to 2,047 of those that `deepcopy` copies."""
 
 _SINGLY_ROWS: Final = 64
 """So few orders are compared one by one."""
@@ -137,8 +141,15 @@ def rows_for_two(
     return Rows(group, ids, (orders, orders if is_shared else orders_of(other, rows)))
 
 
-def require_two(fold: Fold[Any], candidate: Fold[Any], *, grouped: bool = True) -> None:
-    """Raise SettingError for a candidate that is no other fold, or has another `group`."""
+def require_two(
+    fold: Fold[Any], candidate: Fold[Any], compared_rows: int | None = None, *, grouped: bool = True
+) -> None:
+    """Raise SettingError for a candidate that is no other fold, or has another `group`, and for
+    `compared_rows` out of bounds.
+    """
+    is_whole = isinstance(compared_rows, int) and 1 <= compared_rows <= _KEPT_ROWS_MAX
+    if compared_rows is not None and not is_whole:
+        raise SettingError("compared_rows", compared_rows, f"a number from 1 to {_KEPT_ROWS_MAX}")
     if candidate is fold:
         raise SettingError("candidate", "the fold itself", "another fold")
     if grouped and candidate.group != fold.group:
@@ -347,9 +358,14 @@ class _Kept:
         self._pickles = _pickles(fold, name) if pickles is None else pickles
         self._copy: Callable[[], _State | None] = lambda: None
         size = 0.0
-        try:
-            if kept is not None and self._pickles:
+        packed: bytes | None = None
+        if kept is not None and self._pickles:
+            # A state may hold what its start did not, and what pickle refuses.
+            with suppress(Exception):
                 packed = pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)
+            self._pickles = packed is not None
+        try:
+            if packed is not None:
                 self._copy = partial(pickle.loads, packed)  # what was packed here
                 size = len(packed) / _BYTES_PER_ROW
             elif kept is not None:
@@ -405,6 +421,10 @@ class _Side:
         if self.error is None:
             try:
                 return work()
+            except InputError as error:
+                # It names the piece; the order is still to be found.
+                cause = error.__cause__
+                self.error = cause if isinstance(cause, Exception) else error
             except Exception as error:  # noqa: BLE001 - whatever a fold raises
                 self.error = error
         return None

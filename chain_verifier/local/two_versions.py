@@ -12,7 +12,7 @@ from chain_verifier.sources.database import DatabaseRows, require_whole
 from chain_verifier.sources.options import ChainOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from chain_kernel.model import Event
     from chain_verifier.config import DatabaseSource
@@ -35,11 +35,12 @@ def compare_versions(
     Memory holds the states of all groups.
 
     Raises:
-        SettingError: the candidate is the fold, or has another `group`; rows are archived.
-        InputError: a fold raises.
+        SettingError: the candidate is the fold, or has another `group`; `compared_rows` is not 1 to
+            131,072; rows are archived.
+        InputError: a fold raises, or `group` returns what is no text.
         RowsMissing: the rows of the database are no chain.
     """
-    require_two(fold, candidate)
+    require_two(fold, candidate, compared_rows)
     options = {"url": str(source.database), "chains": str(chain_id)}
     rows = DatabaseRows(ChainOptions.of(options))
     until_id = require_whole(rows, chain_id).until_id
@@ -51,12 +52,12 @@ def compare_versions(
         if not is_linked(at_id, events):
             raise RowsMissing(chain_id, at_id, until_id)
         at_id = events[-1].id if events else at_id
-        for name, places in _by_group(fold.upcast_events(events), fold.group).items():
+        for name, places in _by_group(fold, events).items():
             if name not in groups:
                 groups[name] = TwoFoldsGroup((fold, candidate), name, compared_rows)
             orders = [events[place] for place in places]
             one, other = (
-                orders_of(each, batch.take(list(places))) if each.columns else orders
+                orders_of(each, batch.take(places)) if each.columns else orders
                 for each in (fold, candidate)
             )
             results = groups[name].apply(Rows(name, [each.id for each in orders], (one, other)))
@@ -71,13 +72,10 @@ def compare_versions(
     return two_versions(len(groups), found)
 
 
-def _by_group(
-    events: Sequence[Event], group: Callable[[Event], str] | None
-) -> dict[str, Sequence[int]]:
-    """Return the places of the orders of each group."""
-    if group is None:
-        return {"": range(len(events))}
+def _by_group(fold: Fold[Any], events: Sequence[Event]) -> dict[str, list[int]]:
+    """Return the places of the orders of each group. Raises InputError."""
     places: dict[str, list[int]] = {}
-    for at, event in enumerate(events):
-        places.setdefault(group(event), []).append(at)
-    return dict(places)
+    names = fold.groups_of(events if fold.group is None else fold.upcast_events(events))
+    for at, name in enumerate(names):
+        places.setdefault(name, []).append(at)
+    return places

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -92,6 +93,50 @@ def test_modules_of_a_fold_are_those_of_what_its_functions_wrap(
 ) -> None:
     fold: Fold[Any] = Fold(start=list, step=made)
     assert fold.modules == ((module,) if module else ())
+
+
+def test_modules_of_a_fold_have_what_restores_a_state() -> None:
+    functions: dict[str, Any] = {"step": partial(digest_of), "restore": stored}
+    restored: Fold[Any] = Fold(start=list, **functions)
+    assert restored.modules == ("tests",)
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        ("start", "start of the fold for group 'a'"),
+        ("step", "result of the fold over the orders after 10 up to 40 of group 'a'"),
+        ("version", "version of the orders 11 to 40"),
+        ("digest", "digest of the state after id 40 of group 'a'"),
+    ],
+)
+def test_fold_that_raises_is_refused_naming_orders_and_group(broken: str, named: str) -> None:
+    def fail(given: Any, *_: Any) -> Any:
+        is_early = broken == "version" and given == EVENTS[0].payload
+        if is_early or (broken == "step" and not given):
+            return {"version": 2, "step": ([1], ())}[broken]
+        raise KeyError("qty")
+
+    functions: dict[str, Any] = {"start": lambda _: [], "step": step, broken: fail}
+    if broken == "version":
+        functions["upcasts"] = {1: newer}
+    pieces = [Piece("a", EVENTS[:1] * 9 + EVENTS[9:10]), Piece("a", EVENTS[10:])]
+    if broken == "version":
+        pieces[0] = Piece("a", EVENTS[:1])
+    with pytest.raises(InputError, match=f"{named} was .*KeyError: 'qty'.*, expected no error"):
+        list(run_fold(Fold(**functions), iter(pieces)))
+
+
+def test_group_is_a_text() -> None:
+    fold: Fold[Any] = Fold(start=list, step=step, group=lambda order: order.key)
+    assert fold.groups_of(EVENTS[:2]) == ["k0", "k1"]
+    assert FOLD.groups_of(EVENTS[:2]) == ["", ""]
+    numbers: Fold[Any] = Fold(start=list, step=step, group=attrgetter("id"))
+    with pytest.raises(InputError, match="group of the order 3 was 3, expected a text"):
+        numbers.groups_of(EVENTS[2:])
+    failing: Fold[Any] = Fold(start=list, step=step, group=attrgetter("price"))
+    with pytest.raises(InputError, match=r"group of the orders 3 to 40 was .*AttributeError"):
+        failing.groups_of(EVENTS[2:])
 
 
 def newer(payload: bytes) -> bytes:

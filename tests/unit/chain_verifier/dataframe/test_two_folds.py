@@ -2,10 +2,12 @@
 
 import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -206,6 +208,41 @@ def test_fold_that_raises_is_refused_naming_order_and_group(every: int | None) -
         results_of(fold_of(), rows_of(EVENTS, [20]), every, old=fold_of(fail=IDS[41]))
 
 
+def test_fold_that_raises_after_the_candidate_has_ended_is_refused_naming_orders() -> None:
+    new, rows = fold_of(odd=[IDS[3]]), rows_of(EVENTS, [20, 40])
+    named = f"the orders after {IDS[19]} up to {IDS[39]} of group 'a' was .*KeyError"
+    with pytest.raises(InputError, match=named):
+        results_of(new, rows, old=fold_of(fail=IDS[30]))
+
+    def digest(state: State) -> bytes:
+        if len(state["seen"]) == COUNT:
+            raise KeyError("x")
+        return digest_of(state)
+
+    old = Fold(start=OLD.start, step=step, digest=digest)
+    new = Fold(start=OLD.start, step=partial(step, odd=[IDS[3]]))
+    with pytest.raises(InputError, match=f"digest of the state after id {IDS[-1]} of group 'a'"):
+        results_of(new, rows, old=old)
+
+
+@pytest.mark.parametrize(
+    ("value", "other", "is_same"),
+    [
+        (np.arange(3), np.arange(3), True),
+        (np.arange(2_000), np.arange(2_000) + (np.arange(2_000) == 999), False),
+        ([1], [1.0], False),
+        (1, True, False),
+        ({"a": float("nan")}, {"a": float("nan")}, True),
+    ],
+)
+def test_outputs_are_the_same_by_value_and_type(value: Any, other: Any, *, is_same: bool) -> None:
+    def give(given: Any) -> Fold[int]:
+        return Fold(start=lambda _: 0, step=lambda state, _: (state, [(given,)]))
+
+    found = found_in(results_of(give(other), rows_of(EVENTS), old=give(value)))
+    assert (found is None) == is_same
+
+
 def test_fold_whose_result_depends_on_pieces_is_named_as_such() -> None:
     def whole(state: int, orders: Sequence[Event]) -> tuple[int, list[tuple[int]]]:
         return state + len(orders), []
@@ -275,6 +312,35 @@ def test_state_that_cannot_be_copied_is_refused_naming_its_class() -> None:
         results_of(locks, rows_of(EVENTS * 300), old=locks)
 
 
+def test_states_are_copied_also_where_pickle_refuses_what_only_the_start_was_free_of() -> None:
+    def count(state: Any, orders: Sequence[Event], odd: int = 0) -> tuple[Any, list[Any]]:
+        state = state or defaultdict(lambda: 0)
+        for order in orders:
+            state[str(order.payload[0])] += 1 + (order.id == odd)
+        return state, []
+
+    events = [Event(at + 1, at, "k", 0, bytes([at % 7])) for at in range(3_000)]
+    one, other = (Fold(start=lambda _: {}, step=partial(count, odd=odd)) for odd in (0, 2_500))
+    found = found_in(results_of(other, rows_of(events), old=one))
+    assert found is not None
+    assert (found.id, found.part) == (2_500, "state")
+
+
+def test_small_states_are_compared_every_16_to_127_orders() -> None:
+    compared: list[int] = []
+
+    def digest(state: int) -> bytes:
+        compared.append(state)
+        return digest_of(state)
+
+    fold = Fold(start=lambda _: 0, step=lambda state, orders: (state + len(orders), []))
+    candidate = Fold(start=fold.start, step=fold.step, digest=digest)
+    results_of(candidate, rows_of([EVENTS[0]] * 5_000), old=fold)
+    distances = {after - before for before, after in itertools.pairwise([0, *compared])}
+    assert (min(distances - {0}), compared[0]) == (16, 16)
+    assert 100 < max(distances) <= 127
+
+
 def test_large_states_are_compared_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = 0
 
@@ -314,6 +380,13 @@ def test_candidate_is_another_fold_with_the_same_group() -> None:
         with pytest.raises(SettingError, match=r"group of the candidate .*side: one function"):
             require_two(grouped, other)
         require_two(grouped, other, grouped=False)
+
+
+@pytest.mark.parametrize("rows", [-1, 0, 2**17 + 1, 16.0])
+def test_distance_of_comparisons_has_bounds(rows: Any) -> None:
+    expected = f"compared_rows was {rows}, expected a number from 1 to 131072"
+    with pytest.raises(SettingError, match=expected):
+        require_two(OLD, fold_of(), rows)
 
 
 def test_divergence_is_json_with_digests_in_hex() -> None:
