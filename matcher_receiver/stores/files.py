@@ -122,6 +122,8 @@ class FileSnapshotStore:
                 continue
             try:
                 return self._read(path)
+            except FileNotFoundError:
+                continue  # a service that runs has removed it since: it has stored newer ones
             except ValueError as error:
                 self.broken.append(path)
                 _log.error("snapshot %s is broken: %s", printable(path), reason_of(error))

@@ -96,6 +96,22 @@ async def test_broken_snapshots_are_no_empty_state(
         await store.newest()
 
 
+async def test_snapshot_that_its_service_removes_meanwhile_is_passed_over(
+    store: FileSnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for row_id in (10, 20, 30):
+        await store.save(snapshot_at(row_id))
+    read = store._read
+
+    def removed_first(path: Path) -> Snapshot:
+        path_at(tmp_path, 20).unlink(missing_ok=True)
+        return read(path)
+
+    monkeypatch.setattr(store, "_read", removed_first)
+    assert await store.newest(25) == snapshot_at(10)
+    assert store.broken == []
+
+
 @pytest.mark.parametrize("step", ["write", "fsync file", "replace", "fsync folder", "unlink"])
 async def test_power_cut_at_any_step_of_a_save_leaves_a_whole_newest_one(
     store: FileSnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
