@@ -18,6 +18,7 @@ from matcher_receiver import (
     PostgresHeadReports,
     Receiver,
 )
+from matcher_receiver.receiver import check_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,21 +106,24 @@ async def state_as_of(
         id: up to the last order whose id is not above this.
         committed: up to the last batch committed at or before this, by the sequencer's clock.
         event: the orders whose own time is not after this; all are read, since it may fall.
-        gap_source: rows from elsewhere, such as `MemoryChain.gap_source()`; closed afterwards.
+        gap_source: rows of the same chain from elsewhere, such as `MemoryChain.gap_source()`;
+            closed afterwards.
         archive: the folder or URL that holds rows which the database no longer has.
         snapshots: states that a service has stored.
 
     Raises:
         SettingError: not exactly one moment is given, it is before the first order, above the head
-            or not over; the group has no orders; or fold, group and snapshots do not fit together.
-        InputError: the fold raised an error, or a snapshot is of another chain.
+            or not over; the group has no orders; or fold, group, snapshots and chain do not fit
+            together.
+        InputError: the fold raised an error, or a snapshot is of rows that the chain does not have.
         RowsArchived: rows are in an archive, and none is given.
         HaltError: rows contradict their seals, as in a fill.
         RetryError: the database does not answer, or a standby lacks rows.
     """
-    moment = Moment(id=id, committed=committed, event=event)
     source = gap_source or _gap_source(config)
     try:
+        moment = Moment(id=id, committed=committed, event=event)
+        check_parts(config, source, None, snapshots)
         if archive is not None:
             # Imported only here: an archive needs pyarrow.
             from chain_verifier.archive.archived_rows import ArchivedRows

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from datetime import UTC, datetime
-from operator import attrgetter
+from operator import attrgetter, ge, gt
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Self, TypeVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from chain_kernel.clock import SystemClock, ns_of
 from chain_kernel.config import Config
 from chain_kernel.errors import (
     InputError,
     NotYetReadable,
-    OrderchainError,
     RetryError,
     SettingError,
 )
 from chain_kernel.limits import ID_MAX
-from chain_kernel.text import reason_of
+from chain_verifier.dataframe.fold import naming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from chain_kernel.model import ChainPosition, Event, Mark, Snapshot
     from chain_kernel.ports import GapSource, SnapshotStore
@@ -92,6 +92,9 @@ class StateAsOf(Struct, Generic[State], frozen=True, kw_only=True):
     rows: int
     """Orders of the group that were folded."""
     digest: bytes
+    is_final: bool
+    """False if orders up to the moment may still come: for a commit's time, those of a commit that
+    was begun by then, until a later batch is there; for an event's time always."""
 
 
 async def fold_up_to(
@@ -104,60 +107,76 @@ async def fold_up_to(
     """Fold the orders of a chain up to `moment`, from the newest snapshot up to there on.
 
     Orders are read up to the end of the batch of the last one, so that the seals prove all of
-    them. For an event's time, which a snapshot says nothing about, all orders of the chain are.
+    them; for a commit's time up to the end of the batch after it, whose time is proven, too. For an
+    event's time, which a snapshot says nothing about, all orders of the chain are.
 
     Raises:
         SettingError: the moment is before the first order or not over, the group has no orders, or
             fold, group and snapshots do not fit together.
-        InputError: the fold raised an error.
+        InputError: the fold raised an error, or a snapshot is of rows that the chain does not have.
+        RetryError: a server broke off within a batch, which nothing proves then.
         OrderchainError: one of the errors of `GapSource.standing` and `GapSource.runs`.
     """
     folding = _Folding(fold, group)
-    until_id = await _last_id_up_to(source, moment)
+    until_id, is_final = await _last_id_up_to(source, moment)
     event_ns = None if moment.event is None else ns_of(moment.event)
     snapshot = None
     if snapshots is not None and event_ns is None:
         folding.require_restore(snapshots.chain_id, source.chain_id)
         snapshot = await snapshots.newest(until_id)
-    position = await source.standing(snapshot.mark.batch_last_id if snapshot else 0)
+    at_id, batch_id = (snapshot.mark.id, snapshot.mark.batch_last_id) if snapshot else (0, None)
+    position = await source.standing(at_id, batch_id)
     head_id = position.head.last_id
     if moment.id is not None and moment.id > head_id:
         if position.is_primary:
             raise SettingError("id", moment.id, f"an id up to the head of the chain, {head_id}")
         raise NotYetReadable(head_id, moment.id)
+    if not is_final and not position.is_primary:
+        text = f"only a standby answers, at {head_id}: it may lack orders up to this moment"
+        raise RetryError(f"chain {source.chain_id}: {text}")
     start = _start_of(position, snapshot)
     if snapshot is not None:
         folding.restore(snapshot)
-    async with aclosing(source.runs(start, head_id)) as runs:
+    # Rows of a batch that is larger than a page come before its proof. The time of a commit was
+    # looked up without one: that it is not above the moment is proven with its batch, that the next
+    # one is above it with the next batch.
+    is_enough = ge if moment.committed is None else gt
+    end_id = start.id if is_enough(start.id, until_id) else head_id
+    async with aclosing(source.runs(start, end_id)) as runs:
         async for run in runs:
+            if run.begins_within:
+                text = f"the server broke off within the batch of id {run.events[0].id}: ask again"
+                raise RetryError(f"chain {source.chain_id}: {text}")
             orders = run.events[bisect_right(run.events, folding.id, key=_id_of) :]
             if event_ns is not None:
                 orders = [each for each in orders if each.event_time_ns <= event_ns]
             folding.apply(orders[: bisect_right(orders, until_id, key=_id_of)])
-            # Rows of a batch that is larger than a page come before its proof.
-            if run.end.batch_last_id >= until_id:
+            if is_enough(run.end.batch_last_id, until_id):
                 break
-    if moment.id is None and until_id >= head_id and not position.is_primary:
-        text = f"only a standby answers, at {head_id}: it may lack orders up to this moment"
-        raise RetryError(f"chain {source.chain_id}: {text}")
     if not folding.id:
         expected = f"a moment at or after the first order of chain {source.chain_id}"
         raise SettingError("moment", str(moment), expected)
-    return folding.result()
+    return folding.result(is_final=is_final)
 
 
-async def _last_id_up_to(source: GapSource, moment: Moment) -> int:
-    """Return an id that no order up to the moment is above."""
+async def _last_id_up_to(source: GapSource, moment: Moment) -> tuple[int, bool]:
+    """Return an id that no order up to the moment is above, and whether none can come."""
     if moment.committed is None:
-        return moment.id or ID_MAX
+        return moment.id or ID_MAX, moment.id is not None
     committed_ns = ns_of(moment.committed)
     if committed_ns > SystemClock.wall_ns():
         raise SettingError("moment", str(moment), "a time that is over")
-    return await source.row_before_time(committed_ns // 1_000 + 1)
+    # Read first: a batch that comes after the search may be of a time up to the moment.
+    head_id = (await source.standing(0)).head.last_id
+    found = await source.row_before_time(committed_ns // 1_000 + 1)
+    return found, found < head_id
 
 
 def _start_of(position: ChainPosition, snapshot: Snapshot | None) -> Mark:
-    """Return the end of a batch: a part of the batch around a snapshot would prove nothing."""
+    """Return the end of a batch: a part of the batch around a snapshot would prove nothing.
+
+    The position is at the snapshot's row and batch.
+    """
     found, head = position.mark, position.head
     if snapshot is None:
         if found is None:
@@ -165,11 +184,13 @@ def _start_of(position: ChainPosition, snapshot: Snapshot | None) -> Mark:
         return found
     mark = snapshot.mark
     if found is None and not position.is_primary:
-        raise NotYetReadable(head.last_id, mark.batch_last_id)
-    if found is None or found.seal != mark.seal:
-        expected = f"one of chain {head.chain_id}: the database has another seal there"
+        raise NotYetReadable(head.last_id, mark.id)
+    if found is None or position.batch_seal != mark.seal:
+        # Where it was restored to an older state, it may have gone on with other rows.
+        lacks = "no such row" if position.batch_seal == mark.seal else "another seal there"
+        expected = f"one of chain {head.chain_id}: the database has {lacks}"
         raise InputError("snapshot", f"after id {mark.id}", expected)
-    return found
+    return replace(mark, id=mark.batch_last_id)
 
 
 class _Folding(Generic[State]):
@@ -198,11 +219,14 @@ class _Folding(Generic[State]):
             raise SettingError("restore of the fold", None, expected)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Begin with the state of a snapshot."""
+        """Begin with the state of a snapshot. Raises InputError."""
         self._after_id = self.id = snapshot.mark.id
         if self._fold.restore is not None:
-            with _naming(f"state of the snapshot after id {self.id}"):
+            what = f"state of the snapshot after id {self.id}"
+            with naming(what):
                 state = self._fold.restore(self._group, snapshot.state)
+            if state is None and self._fold.group is None:
+                raise InputError(what, None, "one that `restore` makes of it: there are no groups")
             self._states = [] if state is None else [state]
 
     def apply(self, orders: Sequence[Event]) -> None:
@@ -210,29 +234,29 @@ class _Folding(Generic[State]):
         if not orders:
             return
         self.id = orders[-1].id
-        with _naming(f"result of the fold over the orders {orders[0].id} to {self.id}"):
-            orders = self._fold.upcast_events(orders)
-            if self._fold.group is not None:
-                orders = [each for each in orders if self._fold.group(each) == self._group]
-            if not orders:
-                return
+        orders = self._fold.upcast_events(orders)
+        names = self._fold.groups_of(orders)
+        orders = [each for each, name in zip(orders, names, strict=True) if name == self._group]
+        if not orders:
+            return
+        with naming(f"result of the fold over the orders {orders[0].id} to {orders[-1].id}"):
             (state,) = self._states or [self._fold.start(self._group)]
             self._rows += len(orders)
             given = _columns_of(orders, self._fold.columns) if self._fold.columns else orders
             state, _ = self._fold.step(state, given)
             self._states = [state]
 
-    def result(self) -> StateAsOf[State]:
+    def result(self, *, is_final: bool) -> StateAsOf[State]:
         """Return the state and what it is of. Raises SettingError, InputError."""
         if not self._states:
             expected = f"a group that has orders up to id {self.id}"
             raise SettingError("group", self._group, expected)
         (state,) = self._states
-        with _naming(f"digest of the state after id {self.id}"):
+        with naming(f"digest of the state after id {self.id}"):
             digest = self._fold.digest(state)
         return StateAsOf(
             state=state, group=self._group, id=self.id, after_id=self._after_id,
-            rows=self._rows, digest=digest,
+            rows=self._rows, digest=digest, is_final=is_final,
         )  # fmt: skip
 
 
@@ -244,15 +268,3 @@ def _columns_of(orders: Sequence[Event], names: Sequence[str]) -> Any:  # noqa: 
     schema = pa.schema([(name, kinds.get(name, pa.int64())) for name in names])
     columns = [list(map(attrgetter(name), orders)) for name in names]
     return pa.record_batch(columns, schema=schema)
-
-
-@contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Raise InputError for whatever the functions of a fold raise."""
-    try:
-        yield
-    except (OrderchainError, ModuleNotFoundError):
-        raise
-    except Exception as error:
-        text = f"{type(error).__name__}: {reason_of(error)}"
-        raise InputError(what, text, "no error") from error

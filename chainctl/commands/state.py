@@ -45,7 +45,8 @@ class _AsOf(click.ParamType):  # type: ignore[type-arg] # generic only in new ve
 @click.option(
     "--as-of", "moment", type=_AsOf(), required=True, metavar="ID|committed:TIME|event:TIME",
     help="The orders that count: up to ID; of batches that were committed up to TIME, by the "
-    "sequencer's clock; or whose own time is not after TIME, for which all are read.",
+    "sequencer's clock; or whose own time is not after TIME, for which all are read. Without a "
+    "zone, TIME is in UTC.",
 )  # fmt: skip
 @click.option(
     "--group", metavar="NAME", help="Whose state, where the fold has groups, such as a symbol."
@@ -92,7 +93,8 @@ def state(
     shown = readable(found.state)
     if as_json:
         known = {"chain": chain_id, "group": group, "id": found.id, "after_id": found.after_id}
-        data_json(known | {"rows": found.rows, "digest": found.digest.hex(), "state": shown})
+        known |= {"rows": found.rows, "digest": found.digest.hex(), "is_final": found.is_final}
+        data_json(known | {"state": shown})
         return
     since = f"a snapshot after id {found.after_id}" if found.after_id else "the start"
     folded = f"{counted(found.rows, 'order')} folded since {since}"
@@ -100,6 +102,8 @@ def state(
     for line in msgspec.json.format(msgspec.json.encode(shown), indent=2).decode().split("\n"):
         data(line)
     data(f"digest: {found.digest.hex()}")
+    if not found.is_final:
+        data("not final: more orders up to this moment may still come")
 
 
 async def _found(

@@ -5,7 +5,7 @@ import json
 import lzma
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -13,15 +13,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from chain_kernel.clock import time_of
-from chain_kernel.errors import BatchDamaged, RowsArchived
-from chain_kernel.model import Event, Snapshot
+from chain_kernel.errors import BatchDamaged, RetryError, RowsArchived
+from chain_kernel.model import ChainPosition, Event, Run, Snapshot
 from chain_kernel.sql import GAP_READER
 from chain_verifier.dataframe.fold import digest_of
 from chain_verifier.local.state import StateAsOf
 from chainctl.main import main
-from gapfill import GapReader, GapReaderConfig
+from gapfill import GapReader, GapReaderConfig, PreferredSources
 from orderchain import FileSnapshotStore, Fold, ReceiverConfig, state_as_of
 from tests.deadlines import LONG_SECONDS
 from tests.integration.chain_verifier.dataframe.books import (
@@ -82,8 +83,8 @@ def config_of(chain_id: int, dsn: str, **tuning: Any) -> ReceiverConfig:
     return tuned(config, **PATIENCE, **tuning)
 
 
-def reader_of(chain_id: int, dsn: str) -> GapReader:
-    return GapReader(GapReaderConfig(database=dsn, chain_id=chain_id, **PATIENCE))
+def reader_of(chain_id: int, dsn: str, **settings: Any) -> GapReader:
+    return GapReader(GapReaderConfig(database=dsn, chain_id=chain_id, **PATIENCE, **settings))
 
 
 @pytest.fixture
@@ -119,6 +120,7 @@ def test_state_is_that_of_all_orders_up_to_a_time(state_of: State) -> None:
         for moment in (committed, committed + timedelta(milliseconds=999)):
             found = state_of(WHOLE, committed=moment)
             assert (found.id, found.state) == (BATCH_ENDS[number], folded(BATCH_ENDS[number]))
+            assert found.is_final == (number < len(BATCH_ENDS) - 1)
 
 
 def test_state_from_snapshots_is_the_same_and_folds_less(
@@ -159,6 +161,50 @@ def test_row_that_was_changed_is_refused_where_it_counts_and_unseen_where_it_doe
     for place in (IDS[IDS.index(before) + 1], changed, batch_end, HEAD):
         with pytest.raises(BatchDamaged):
             state_of(WHOLE, id=place)
+
+
+def test_commit_time_that_the_owner_set_ahead_gives_no_state(
+    state_of: State, database: str
+) -> None:
+    changed = BATCH_ENDS[5]
+    change = "UPDATE chain_batch SET committed_at = committed_at + interval '1 year'"
+    asyncio.run(execute(database, f"{change} WHERE last_id = {changed}"))
+    for number in range(5, len(BATCH_ENDS)):
+        with pytest.raises(BatchDamaged):
+            state_of(WHOLE, committed=FIRST_COMMIT + timedelta(seconds=number))
+    assert state_of(WHOLE, committed=FIRST_COMMIT + timedelta(seconds=3)).id == BATCH_ENDS[3]
+
+
+class BreakingOff:
+    """A standby whose rows are others, and that is gone in the midst of a batch."""
+
+    def __init__(self, reader: GapReader) -> None:
+        self._reader = reader
+        self.chain_id, self.close = reader.chain_id, reader.close
+        self.row_before_time, self.row_at_or_before = None, None
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
+        return replace(await self._reader.standing(at_id, batch_id), is_primary=False)
+
+    async def runs(self, *given: Any, **named: Any) -> AsyncGenerator[Run, None]:
+        async for run in self._reader.runs(*given, **named):
+            forged = replace(run.events[0], payload=b"forged")
+            yield replace(run, events=[forged, *run.events[1:]])
+            if not run.end.is_batch_end:
+                raise RetryError("the server is away")
+
+
+def test_batch_that_two_servers_have_read_is_no_proof(gap_dsn: str) -> None:
+    async def ask(*, is_broken: bool) -> StateAsOf[Any]:
+        readers = [reader_of(CHAIN_ID, gap_dsn, page_rows=7) for _ in range(2)]
+        standbys: list[Any] = [BreakingOff(readers[0])] if is_broken else []
+        source = PreferredSources([*standbys, readers[1]])
+        config = ReceiverConfig(chain_id=CHAIN_ID)
+        return await state_as_of(config, WHOLE, id=HEAD, gap_source=source)
+
+    with pytest.raises(RetryError, match="the server broke off within the batch of id"):
+        asyncio.run(ask(is_broken=True))
+    assert asyncio.run(ask(is_broken=False)).state == folded(HEAD)
 
 
 @pytest.fixture
@@ -215,12 +261,16 @@ def test_command_shows_the_state_as_json_and_to_people(
     digest = digest_of(expected).hex()
     assert json.loads(capsys.readouterr().out) == {
         "chain": CHAIN_ID, "group": "buy", "id": IDS[60], "after_id": 0,
-        "rows": expected["rows"], "digest": digest, "state": expected,
+        "rows": expected["rows"], "digest": digest, "is_final": True, "state": expected,
     }  # fmt: skip
     assert main([*command, f"committed:{FIRST_COMMIT.isoformat()}"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"state of buy after id {BATCH_ENDS[0]}: ")
     assert '"rows": ' in shown
+    assert "not final" not in shown
+    assert main([*command, f"event:{FIRST_COMMIT.isoformat()}"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "not final: more orders up to this moment may still come"
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,25 @@
 """The state of a fold as of a moment, over a chain in memory: moments, groups, what is refused."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from chain_kernel.errors import InputError, NotYetReadable, RetryError, SettingError
-from chain_kernel.model import Event, Snapshot
+from chain_kernel.errors import (
+    BatchDamaged,
+    InputError,
+    NotYetReadable,
+    RetryError,
+    SettingError,
+)
+from chain_kernel.model import Event, Mark, Run, Snapshot
 from chain_kernel.testing.memory_receiver import MemoryGapSource
 from chain_verifier.dataframe.fold import Fold, digest_of
 from chain_verifier.local.state import Moment, StateAsOf, fold_up_to
+from gapfill import PreferredSources
 from matcher_receiver import FileSnapshotStore, ReceiverConfig
 from matcher_receiver.testing import MemoryChain
 from orderchain import state_as_of
@@ -63,6 +71,62 @@ async def test_commit_time_takes_whole_batches() -> None:
     at = FIRST_COMMIT
     assert (await state_of(chain, committed=at)).id == first.last_id
     assert (await state_of(chain, committed=at + timedelta(seconds=1))).id == second.last_id
+
+
+@pytest.mark.parametrize("changed", range(4))
+async def test_commit_time_that_was_changed_is_found_where_the_answer_needs_it(
+    changed: int,
+) -> None:
+    chain = chain_of(3, 4, 2, 5)
+    batch = chain.batches[changed]
+    year_us = 366 * 24 * 3_600 * 1_000_000
+    chain.batches[changed] = replace(batch, committed_at_us=batch.committed_at_us + year_us)
+    for number in range(4):
+        moment = FIRST_COMMIT + timedelta(microseconds=number)
+        if changed <= number:
+            with pytest.raises(BatchDamaged):
+                await state_of(chain, committed=moment)
+
+
+async def test_answer_is_final_once_no_order_up_to_the_moment_can_come() -> None:
+    chain = chain_of(3, 4)
+    assert (await state_of(chain, committed=FIRST_COMMIT)).is_final
+    last = FIRST_COMMIT + timedelta(seconds=1)
+    assert not (await state_of(chain, committed=last)).is_final
+    assert (await state_of(chain, id=chain.ids[-1])).is_final
+    assert not (await state_of(chain, event=last)).is_final
+
+    class Growing(MemoryGapSource):
+        async def row_before_time(self, time_us: int) -> int:
+            found = await super().row_before_time(time_us)
+            chain.add(2)
+            return found
+
+    found = await fold_up_to(Growing(lambda: chain), WHOLE, None, Moment(committed=last))
+    assert (found.id, found.is_final) == (chain.ids[6], False), "its time may be an earlier one"
+
+
+class BreakingOff(MemoryGapSource):
+    """A standby whose rows are others, and that is gone in the midst of a batch."""
+
+    async def runs(
+        self, after: Mark, until_id: int, *, from_primary: bool = False
+    ) -> AsyncGenerator[Run, None]:
+        async for run in super().runs(after, until_id, from_primary=from_primary):
+            forged = replace(run.events[0], payload=b"forged")
+            yield replace(run, events=[forged, *run.events[1:]])
+            if not run.end.is_batch_end:
+                raise RetryError("the server is away")
+
+
+async def test_batch_that_two_servers_have_read_is_no_proof() -> None:
+    chain = chain_of(3, 10, 2)
+    standby = BreakingOff(lambda: chain, is_primary=False, page_rows=5)
+    both = PreferredSources([standby, MemoryGapSource(lambda: chain)])
+    with pytest.raises(RetryError, match=f"broke off within the batch of id {chain.ids[8]}"):
+        await fold_up_to(both, WHOLE, None, Moment(id=chain.ids[-1]))
+    found = await fold_up_to(both, WHOLE, None, Moment(id=chain.ids[-1]))
+    assert found.state == chain.ids, "the standby is avoided for a while"
 
 
 async def test_event_time_takes_the_orders_that_are_not_later_wherever_they_are() -> None:
@@ -121,6 +185,37 @@ async def test_group_that_no_snapshot_knows_begins_with_its_first_order(tmp_path
         each.id for each, its in list(zip(chain.events, groups, strict=True))[5:] if its == group
     ]
     assert found.state == [0, *later]
+
+
+async def test_snapshot_that_restores_nothing_is_no_start_of_a_whole_chain(tmp_path: Path) -> None:
+    chain = chain_of(5, 5)
+    store = FileSnapshotStore(tmp_path, chain.chain_id)
+    fold: Fold[list[int]] = Fold(start=lambda _: [], step=add_ids, restore=lambda *_: None)
+    await store.save(Snapshot(mark=chain.mark(chain.ids[4]), state=b""))
+    with pytest.raises(InputError, match=f"state of the snapshot after id {chain.ids[4]} was not"):
+        await state_of(chain, fold, id=chain.ids[-1], snapshots=store)
+
+
+async def test_snapshot_of_a_row_that_the_chain_does_not_have_is_refused(tmp_path: Path) -> None:
+    chain, restored = chain_of(5, 5), chain_of(5)
+    restored.add(5, skip=1_000)
+    store = FileSnapshotStore(tmp_path, chain.chain_id)
+    fold: Fold[list[int]] = Fold(start=lambda _: [], step=add_ids, restore=lambda *_: [])
+    mark = replace(chain.mark(chain.ids[4]), id=chain.ids[6])
+    await store.save(Snapshot(mark=mark, state=b""))
+    assert (await state_of(chain, fold, id=chain.ids[-1], snapshots=store)).state == chain.ids[7:]
+    with pytest.raises(InputError, match="the database has no such row"):
+        await state_of(restored, fold, id=restored.ids[-1], snapshots=store)
+
+
+async def test_snapshot_at_the_moment_needs_no_later_batch(tmp_path: Path) -> None:
+    chain = chain_of(5, 3)
+    chain.batches[1] = replace(chain.batches[1], seal=bytes(32))
+    store = FileSnapshotStore(tmp_path, chain.chain_id)
+    fold: Fold[list[int]] = Fold(start=lambda _: [], step=add_ids, restore=lambda *_: [1])
+    await store.save(Snapshot(mark=chain.mark(chain.ids[4]), state=b""))
+    found = await state_of(chain, fold, id=chain.ids[4], snapshots=store)
+    assert (found.state, found.rows, found.after_id) == ([1], 0, chain.ids[4])
 
 
 async def test_snapshot_of_another_chain_is_refused(tmp_path: Path) -> None:
@@ -186,8 +281,12 @@ async def test_standby_that_lags_is_no_answer() -> None:
     chain = chain_of(5)
     with pytest.raises(NotYetReadable):
         await state_of(chain, id=chain.ids[-1] + 1, is_primary=False)
-    with pytest.raises(RetryError, match="only a standby answers"):
-        await state_of(chain, committed=FIRST_COMMIT + timedelta(days=1), is_primary=False)
+    for moment in ("committed", "event"):
+        source = MemoryGapSource(lambda: chain, is_primary=False)
+        source.runs = None  # type: ignore[assignment, method-assign] # nothing is read first
+        later: Any = {moment: FIRST_COMMIT + timedelta(days=1)}
+        with pytest.raises(RetryError, match="only a standby answers"):
+            await fold_up_to(source, WHOLE, None, Moment(**later))
     assert (await state_of(chain, id=chain.ids[-1], is_primary=False)).state == chain.ids
 
 
@@ -212,6 +311,19 @@ async def test_fold_meets_payloads_of_every_version_as_of_today(
         config, fold, "today", id=events[-1].id, gap_source=chain.gap_source()
     )
     assert found.state == [b"\3a!?", b"\3b?", b"\3c"]
+
+
+async def test_source_is_of_the_chain_and_closed_whatever_is_wrong() -> None:
+    given: list[tuple[int, int | None, str]] = [
+        (1, 1, "chain of the gap source was 7, expected chain 1"),
+        (7, None, "moment was not given"),
+    ]
+    for chain_id, at_id, expected in given:
+        source = MemoryGapSource(lambda: chain_of(5))
+        config = ReceiverConfig(chain_id=chain_id)
+        with pytest.raises(SettingError, match=expected):
+            await state_as_of(config, WHOLE, id=at_id, gap_source=source)
+        assert source.is_closed
 
 
 @pytest.mark.parametrize(
