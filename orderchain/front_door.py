@@ -97,7 +97,8 @@ async def state_as_of(
 
     Orders come as a receiver fills a gap: from `gap_databases`, in their order, proven by their
     seals. What comes after the moment is not applied. With `snapshots` and `restore` of the fold it
-    begins after the newest snapshot up to the moment, unless that is an event's time.
+    begins after the newest snapshot up to the moment, unless that is an event's time. `is_final` is
+    False while orders up to a time may still come.
 
     Args:
         config: the chain and its databases, as for `open_receiver`.
