@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _VALUE_CHARACTERS_MAX: Final = 200
 _DEPTH_MAX: Final = 30
+_SCALARS: Final = (str, int, bytes, float, type(None))
 
 
 class FieldDifference(Struct, frozen=True):
@@ -49,7 +50,9 @@ def is_alike(one: Any, other: Any) -> bool:  # noqa: ANN401 - values of a fold
     """
     if type(one) is not type(other):
         return False
-    if isinstance(one, list | tuple):
+    if isinstance(one, _SCALARS):
+        return bool(one == other) or repr(one) == repr(other)
+    if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(is_alike, one, other))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(is_alike(one[key], other[key]) for key in one)
