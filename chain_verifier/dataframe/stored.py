@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -21,7 +22,7 @@ from chain_verifier.server import Reading
 from chain_verifier.sources.database import DatabaseRows, require_whole
 from chain_verifier.sources.options import ChainOptions
 from chain_verifier.sources.table import open_files, open_table
-from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, spark_reason
+from chain_verifier.spark.errors import SPARK_ERRORS, as_broken, refusing, spark_reason
 from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.statements import WorkerLogin, find
 
@@ -126,8 +127,8 @@ def differences(
 
     `spark` is one that `open_session` has yielded, whose settings are ours.
 
-    Raises as `read_states`, InputError for a state without id or digest and for a candidate that
-    raises, SettingError for a chain with archived rows, RetryError for a database that is not at
+    Raises as `read_states`, InputError for a state without id or digest and for a fold that raises,
+    SettingError for a chain with archived rows, RetryError for a database that is not at
     the last state yet, and what `replay` and the data source raise.
     """
     register(spark)
@@ -153,15 +154,18 @@ def differences(
                 f"database is at {head}: it lags, or the state is of another database"
             )
         seen = Observation()
-        groups = F.count_if(F.col("kind") == "state").alias("groups")
+        # A group may have stored states alone.
+        groups = F.count_if(F.expr("kind = 'state' AND rows > 0")).alias("groups")
         observed = replayed.results.observe(seen, groups)
-        found = observed.where("kind IN ('differs', 'diverges')").orderBy("id", "group").collect()
+        with refusing():
+            # To sort them, Spark would replay twice, and count twice (SPARK-37487).
+            found = observed.where("kind IN ('differs', 'diverges')").collect()
     # Where rows were archived before the plan, the fold has begun after them.
     require_whole(heads, chain_id)
     shown = tuple(
         {name: row[name] for name in ("group", "id", "equal_id", "rows")}
         | {name: bytes(row[name]).hex() for name in ("digest", "stored")}
-        for row in found
+        for row in sorted(found, key=itemgetter("id", "group"))
         if row["kind"] == "differs"
     )
     if candidate is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from chain_kernel.errors import OrderchainError, SourceBroken
+from chain_kernel.errors import InputError, OrderchainError, SourceBroken
 from chain_kernel.text import printable
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _PYTHON_ENDS: Final = re.compile(
 """The last line of a traceback from a Python worker: the error."""
 _NO_REASON: Final = re.compile(r".*reason:\s*\n")
 """A first line that leaves the reason to the trace below it: of a stage that was tried again."""
+_INPUT_ERROR: Final = re.compile(r"[\w.]+\.InputError: (.+?) was (.+), expected (.+)")
 _NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"]*)"')
 _PYTHON_CLASS: Final = re.compile(r"^[\w.]+: ")
 
@@ -44,6 +45,21 @@ def as_broken(source: str) -> Iterator[None]:
         raise
     except (*SPARK_ERRORS, OSError) as error:
         raise SourceBroken(source, spark_reason(error)) from error
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Raise InputError where a Python worker has raised it, as for a fold that raises."""
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        ends = _PYTHON_ENDS.findall(_innermost(error).strip())
+        if not ends or (found := _INPUT_ERROR.fullmatch(ends[-1])) is None:
+            raise
+        field, value, expected = found.groups()
+        refused = InputError(field, value, expected)
+        refused.args = (f"{field} was {value}, expected {expected}",)
+        raise refused from error
 
 
 def spark_reason(error: BaseException) -> str:

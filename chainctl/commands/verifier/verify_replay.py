@@ -41,7 +41,8 @@ _ROWS_MAX = 2**17
 @click.option(
     "--compared-rows", type=Integer(1, _ROWS_MAX), metavar="COUNT",
     help="Compare the two after so many orders of a group; 1 finds also a difference that goes "
-    "away again.  [default: 16, more for a large state]",
+    "away again.  [default: 16 to 127; more with columns, or if pickle refuses states or they are "
+    "large]",
 )  # fmt: skip
 @click.option(
     "--local", "is_local", is_flag=True,
@@ -57,7 +58,8 @@ def verify_replay(
     """Replay the orders of the database through a fold, and compare: with states that services
     stored, with a second version of the fold, or both.
 
-    Exit code 1 names what differs; 3 means that no state is stored, so nothing is known of any.
+    Exit code 1 names what differs; 3 means that nothing was compared: no state is stored, or there
+    are no orders.
     """
     # Imported only here: the rest of `verify` works without Spark.
     from chain_verifier.config import DatabaseSource
@@ -67,7 +69,7 @@ def verify_replay(
     database = DatabaseSource(
         database=settings.audit_dsn(), connect_seconds=settings.connect_seconds
     )
-    fold, other = load_fold(fold_name), load_fold(candidate) if candidate else None
+    fold, other = load_fold(fold_name), None if candidate is None else load_fold(candidate)
     found: Compared | None = None
     versions: TwoVersions | None
     with ExitStack() as closing:
@@ -92,14 +94,15 @@ def verify_replay(
                 candidate=other, compared_rows=compared_rows,
             )  # fmt: skip
             versions = found.versions
-            found = found if states else None
+            found = None if states is None else found
     if as_json:
         _show_json(chain_id, states, candidate, found, versions)
     else:
         _show(chain_id, found, versions)
     if (found and found.differences) or (versions and versions.divergences):
         return ExitCode.FINDINGS
-    return ExitCode.FAILED if found and not found.states else ExitCode.CLEAN
+    is_bare = (found and not found.states) or (versions and not versions.groups)
+    return ExitCode.FAILED if is_bare else ExitCode.CLEAN
 
 
 def _require_fitting(
@@ -144,7 +147,8 @@ def _show(chain_id: int, found: Compared | None, versions: TwoVersions | None) -
                 data(line)
         differ = f"differs in {len(versions.divergences):,} of"
         differ = differ if versions.divergences else "gives the same in"
-        verdicts.append(f"the candidate {differ} {counted(versions.groups, 'group')}")
+        verdict = f"the candidate {differ} {counted(versions.groups, 'group')}"
+        verdicts.append(verdict if versions.groups else "no candidate was compared: no orders")
     data(f"chain {chain_id}: {'; '.join(verdicts)}")
 
 

@@ -1,6 +1,7 @@
 """A fold of small books: per side, the sum of what came."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -59,12 +60,22 @@ def side_of(order: Event) -> str:
     return ("buy", "sell", "cancel")[len(order.payload) % 3]
 
 
+def number_of(order: Event) -> Any:
+    return len(order.payload) % 3
+
+
+def symbol_of(order: Any) -> str:
+    return str(order.symbol)
+
+
 BOOKS = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key STRING")
 SECOND = Fold(
     start=start, step=second_step, group=side_of, outputs="order_id BIGINT, order_key STRING"
 )
 SAME = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key STRING")
 FAILING = Fold(start=start, step=failing_step, group=side_of)
+BY_NUMBER = Fold(start=start, step=step, group=number_of)
+BY_SYMBOL = Fold(start=start, step=step, group=symbol_of)
 BY_COLUMN = Fold(start=start, step=step_of_columns, columns=("id",))
 
 

@@ -3,15 +3,21 @@
 import asyncio
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
 import orderchain.spark
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import InputError, SettingError
+from chain_verifier.config import DatabaseSource
 from chain_verifier.dataframe.fold import digest_of
+from chain_verifier.dataframe.loading import load_fold
+from chain_verifier.local.two_versions import compare_versions
 from chainctl.main import main
 from tests.integration.chain_verifier.conftest import frame_of
 from tests.integration.chain_verifier.dataframe.books import (
@@ -33,6 +39,10 @@ EVENTS = events_of(ROWS)
 BOOKS_MODULE = "tests.integration.chain_verifier.dataframe.books"
 VERIFY = ("verify", "replay", f"{BOOKS_MODULE}:BOOKS", "--chain", str(CHAIN_ID))
 SECOND_NAME = f"{BOOKS_MODULE}:SECOND"
+BAD_GROUPS = [
+    ("BY_NUMBER", f"group of the order {EVENTS[0].id} was [012], expected a text"),
+    ("BY_SYMBOL", f"group of the orders {EVENTS[0].id} to .* has no attribute 'symbol'"),
+]
 
 
 def naive() -> Iterator[dict[str, Any]]:
@@ -111,6 +121,26 @@ def test_candidate_that_raises_is_refused_naming_id_and_group(
     )
 
 
+def test_chain_without_orders_is_no_comparison(
+    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(store(database, []))
+    monkeypatch.setenv("CHAINCTL_DATABASE", database)
+    assert main([*VERIFY, "--candidate", SECOND_NAME, "--local"]) == 3
+    shown = capsys.readouterr().out
+    assert shown == f"chain {CHAIN_ID}: no candidate was compared: no orders\n"
+
+
+@pytest.mark.parametrize(("name", "words"), BAD_GROUPS)
+def test_group_that_is_no_text_or_raises_is_refused_without_spark(
+    chain: str, name: str, words: str
+) -> None:
+    fold = load_fold(f"{BOOKS_MODULE}:{name}")
+    candidate = msgspec.structs.replace(fold, step=second_step)
+    with pytest.raises(InputError, match=words):
+        compare_versions(DatabaseSource(database=chain), CHAIN_ID, fold, candidate)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -120,6 +150,8 @@ def test_candidate_that_raises_is_refused_naming_id_and_group(
         (("--candidate", VERIFY[2], "--local"), "expected another fold"),
         (("--candidate", f"{BOOKS_MODULE}:BY_COLUMN", "--local"), "side_of: one function for both"),
         (("--candidate", "no.such:FOLD", "--local"), "no.such:FOLD"),
+        (("--candidate", "", "--local"), "MODULE:FOLD was '', expected a fold"),
+        (("--candidate", "", "--states", "json:x"), "MODULE:FOLD was '', expected a fold"),
         (("--candidate", SECOND_NAME, "--local", "--states", "json:x"), "--states"),
         (("--candidate", SECOND_NAME, "--local", "--master", "local[1]"), "--master"),
         (("--candidate", SECOND_NAME, "--compared-rows", "0"), "--compared-rows"),
@@ -141,6 +173,56 @@ def test_chain_with_archived_rows_is_refused_without_spark(
     asyncio.run(archive(chain, boundary))
     assert main([*VERIFY, "--candidate", SECOND_NAME, "--local"]) == 2
     assert f"and those up to {boundary} were archived" in capsys.readouterr().err
+
+
+@pytest.fixture
+def of_no_orders(tmp_path: Path) -> tuple[str, str]:
+    """A stored state of a group that has no orders, which is right."""
+    digest = digest_of(start("none")).hex()
+    path = tmp_path / "states.json"
+    path.write_text(json.dumps({"group": "none", "id": EVENTS[0].id, "digest": digest}))
+    return "--states", f"json:{path}"
+
+
+def test_groups_with_orders_are_counted_once_however_many_tasks_there_are(
+    spark: SparkSession, chain: str, capsys: pytest.CaptureFixture[str],
+    of_no_orders: tuple[str, str],
+) -> None:  # fmt: skip
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        assert main([*VERIFY, "--candidate", SECOND_NAME, *of_no_orders, "--json"]) == 1
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", "1")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["groups"], report["divergences"]) == (3, FIRST)
+    assert (report["compared"], report["differences"]) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "candidate", "words"),
+    [
+        *((name, (), words) for name, words in BAD_GROUPS),
+        ("FAILING", (), "result of the fold over the orders after .*: an odd order.*no error"),
+        ("FAILING", ("--candidate", SECOND_NAME), "error of the fold at id .*: an odd order.*none"),
+    ],
+)
+def test_spark_refuses_a_fold_that_raises_as_a_user_reads_it(
+    spark: SparkSession, chain: str, capsys: pytest.CaptureFixture[str],
+    of_no_orders: tuple[str, str], name: str, candidate: tuple[str, ...], words: str,
+) -> None:  # fmt: skip
+    fold = f"{BOOKS_MODULE}:{name}"
+    assert main([*VERIFY[:2], fold, *VERIFY[3:], *of_no_orders, *candidate]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert re.fullmatch(f"chainctl: {words}.*\n", shown.err)
+
+
+def test_distance_of_comparisons_is_refused_without_a_candidate(spark: SparkSession) -> None:
+    rows = frame_of(spark, ROWS)
+    with pytest.raises(SettingError, match="compared_rows was 1, expected a candidate beside it"):
+        orderchain.spark.replay(rows, BOOKS, compared_rows=1)
+    with pytest.raises(SettingError, match="compared_rows was 0, expected a number from 1 to"):
+        orderchain.spark.replay(rows, BOOKS, candidate=SECOND, compared_rows=0)
 
 
 def test_spark_names_the_same_beside_a_stored_state_that_it_narrows(
