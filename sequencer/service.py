@@ -511,7 +511,8 @@ class Sequencer:
             return f"{chain}: {reason_in_chain(self._config.chain_id, self._failure)}"
         if not self._is_open:
             return f"{chain}: not leading"
-        late = self.stats().why_late(limits, self._tuning.lease_seconds)
+        has_broker = self._sink is not None
+        late = self.stats().why_late(limits, self._tuning.lease_seconds, has_broker=has_broker)
         return late and f"{chain}: {late}"
 
     def _alone(self, order: Order, done: asyncio.Future[Any], within: float | None = None) -> Entry:

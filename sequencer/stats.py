@@ -112,7 +112,8 @@ class SequencerStats(SequencerCounters):
         "How long the oldest committed order has waited for the broker; 0 when none waits."
     )
     broker_away_seconds: float = gauge_field(
-        "How long the broker has acknowledged nothing that was sent to it; 0 when it answers."
+        "How long the broker has acknowledged nothing that was sent to it; 0 when it answers. "
+        "Without a broker how long notifications have failed."
     )
     broker_refusal: str
     """The reason; empty when it answers, or is silent."""
@@ -139,14 +140,17 @@ class SequencerStats(SequencerCounters):
     queue_bytes: int = gauge_field("Their keys and payloads.")
     publish_queue_bytes: int = gauge_field("Bytes of committed orders that wait for the broker.")
 
-    def why_late(self, limits: LagLimits, lease_seconds: float) -> str | None:
-        """Return in one line that it publishes, or renews its lease, too late; else None."""
+    def why_late(self, limits: LagLimits, lease_seconds: float, *, has_broker: bool) -> str | None:
+        """Return in one line that it publishes, or renews its lease, too late; else None.
+
+        Notifications that fail make nothing late: receivers poll.
+        """
         lag = self.head_persisted - self.head_published
         if limits.are_exceeded(lag, self.unpublished_seconds):
             why = self.broker_refusal and f": {self.broker_refusal}"
             late = f"published {self.unpublished_seconds:.0f} s late"
             return f"{late}: {lag} ids wait for the broker{why}"
-        if limits.are_exceeded(0, self.broker_away_seconds):
+        if has_broker and limits.are_exceeded(0, self.broker_away_seconds):
             why = self.broker_refusal or "no acknowledgement"
             return f"nothing was published for {self.broker_away_seconds:.0f} s: {why}"
         if self.lease_age_seconds > lease_seconds:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from chain_kernel.errors import ForkFound, StoppedError
+from chain_kernel.errors import ForkFound, RetryError, StoppedError
 from chain_kernel.monitoring import Monitor, Sample
+from chain_kernel.testing.memory_store import MemoryLease
 from chain_kernel.testing.virtual_loop import run_virtual, virtual_clock
 from matcher_receiver.stats import METRICS as RECEIVER
 from sequencer.stats import METRICS as SEQUENCER
@@ -152,6 +153,25 @@ def test_sequencer_whose_broker_is_away_is_not_ready_once_orders_have_waited_too
             await asyncio.sleep(6)
             assert sequencer.why_not_ready() is None
             assert sequencer.stats().unpublished_seconds == 0.0
+
+    run_virtual(lead(World()), seed=1)
+
+
+def test_sequencer_without_broker_is_ready_while_notifications_fail_since_receivers_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise RetryError("too many notifications")
+
+    async def lead(world: World) -> None:
+        async with world.sequencer(virtual_clock(), has_broker=False) as sequencer:
+            monkeypatch.setattr(MemoryLease, "notify", refuse)
+            await sequencer.submit("k", b"x")
+            await asyncio.sleep(90)
+            assert sequencer.why_not_ready() is None
+            values = {sample.name: sample.value for sample in sequencer.samples()}
+            assert values["orderchain_sequencer_broker_away_seconds"] > 60
+            assert values["orderchain_sequencer_send_failures_total"] > 1
 
     run_virtual(lead(World()), seed=1)
 

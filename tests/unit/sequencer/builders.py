@@ -70,6 +70,7 @@ class World:
         *,
         below_bounds: dict[str, int] | None = None,
         turns: asyncio.Semaphore | None = None,
+        has_broker: bool = True,
         **settings: Any,
     ) -> Sequencer:
         quick = {"heartbeat_seconds": 0.01, "recover_seconds": 5, **settings}
@@ -79,7 +80,7 @@ class World:
             store=self.store,
             keys=MemoryKeyStore(self.database, 1),
             lease=MemoryLease(self.database, 1),
-            sink=self.sink,
+            sink=self.sink if has_broker else None,
             clock=clock or SystemClock(),
             turns=turns,
         )
