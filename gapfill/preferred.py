@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -27,7 +27,7 @@ from gapfill.config import Seconds
 from gapfill.reader import GapReader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Sequence
     from random import Random
 
     from chain_kernel.clients.database_config import DatabaseConfig
@@ -40,22 +40,26 @@ _log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS: Final = 0.02
 """The pause before the first retry at a standby: replay most often lags by a few milliseconds."""
 
+_DOUBLINGS_MAX: Final = 3
+"""Doublings of `avoid_seconds`: a standby that is there again is found within a minute."""
+
 _AWAY: Final = (RetryError, ConnectError)
+_T = TypeVar("_T")
 
 
 class PreferenceConfig(Config, frozen=True, kw_only=True):
     """A fill's patience with a server before it turns to the next one."""
 
     standby_seconds: Seconds = 2.0
-    """Time to wait for rows that a standby lacks, since it last returned some. A longer time spares
-    the primary, and is the latency of one fill per `avoid_seconds` while the standby hangs.
-    """
+    """Time to wait for an answer of a standby while another server is there, and for rows that it
+    lacks, since it last returned some. A longer time spares the primary, and is the latency of one
+    fill per `avoid_seconds` while the standby hangs."""
     pause_seconds_max: Seconds = 0.5
     """The longest pause between two reads of a standby that lags."""
     avoid_seconds: Annotated[float, Meta(ge=0, le=3600)] = 5.0
     """Time for which an unresponsive server is tried last, and a standby that lagged too long is
-    not waited for. Without this, every read would wait for the connect deadline of a server that is
-    gone, or for a standby that hangs."""
+    not waited for. Rows are read elsewhere for twice as long after the second time in a row, up to
+    eight times as long. Without this, every read would wait for a server that is gone or hangs."""
 
 
 class PreferredSources(ClosedAtExit):
@@ -88,6 +92,8 @@ class PreferredSources(ClosedAtExit):
         self._random = random
         self._avoided_until: dict[int, float] = {}
         self._late_until: dict[int, float] = {}
+        self._unread_until: dict[int, float] = {}
+        self._setbacks: dict[int, int] = {}  # of a standby since it last returned rows
 
     @classmethod
     def of_databases(
@@ -178,10 +184,13 @@ class PreferredSources(ClosedAtExit):
 
     def _readers(self) -> list[GapSource]:
         """Return the standbys that are worth asking, in the order of preference."""
+        now = asyncio.get_running_loop().time()
+        is_away = self._is_avoided(self._judge)  # then a standby is all there is
+        until = self._avoided_until if is_away else self._unread_until
         return [
             source
             for source in self._sources
-            if source is not self._judge and not self._is_avoided(source)
+            if source is not self._judge and now >= until.get(id(source), 0.0)
         ]
 
     async def _runs_of(
@@ -200,21 +209,22 @@ class PreferredSources(ClosedAtExit):
         while after.id < until_id:
             try:
                 # A primary that is not the one that judges may hold another history.
-                if (await source.standing(after.id)).is_primary:
+                if (await self._answer(source, source.standing(after.id))).is_primary:
                     return
                 async with aclosing(source.runs(after, until_id)) as runs:
-                    async for run in runs:
+                    while (run := await self._answer(source, anext(runs, None))) is not None:
                         yield run
                         after = run.end
                         deadline = loop.time() + self._config.standby_seconds
                         backoff.reset()
                         is_late = False
                         self._late_until.pop(id(source), None)
+                        self._setbacks.pop(id(source), None)
             except NotYetReadable:
                 pause = backoff.next_seconds()
                 if loop.time() + pause > deadline:
                     if not is_late:
-                        self._late_until[id(source)] = loop.time() + self._config.avoid_seconds
+                        self._late_until[id(source)] = loop.time() + self._next_avoidance(source)
                     return
                 await asyncio.sleep(pause)
             except _AWAY as error:
@@ -223,14 +233,37 @@ class PreferredSources(ClosedAtExit):
             except (RefusedError, GapError, HaltError):
                 return  # its answer does not count
 
+    async def _answer(self, source: GapSource, awaited: Awaitable[_T]) -> _T:
+        """Return what a standby answers. Raises RetryError where that takes too long, and another
+        server is there.
+        """
+        others = (each for each in self._sources if each is not source)
+        has_others = not all(map(self._is_avoided, others))
+        seconds = self._config.standby_seconds
+        try:
+            async with asyncio.timeout(seconds if has_others else None):
+                return await awaited
+        except TimeoutError as error:
+            number = self._sources.index(source) + 1
+            servers = len(self._sources)
+            raise RetryError(f"server {number} of {servers}: no answer in {seconds:g} s") from error
+
     # -- who is away ---------------------------------------------------------------------------
 
     def _avoid(self, source: GapSource, error: Exception) -> None:
+        now, seconds = asyncio.get_running_loop().time(), self._config.avoid_seconds
+        self._avoided_until[id(source)] = now + seconds
+        if source is not self._judge:
+            seconds = self._next_avoidance(source)
+            self._unread_until[id(source)] = now + seconds
         if len(self._sources) > 1:
             # Else a standby with a wrong password would not be noticed: the others do its work.
-            _log.warning("asked last for %g s: %s", self._config.avoid_seconds, error)
-        until = asyncio.get_running_loop().time() + self._config.avoid_seconds
-        self._avoided_until[id(source)] = until
+            _log.warning("asked last for %g s: %s", seconds, error)
+
+    def _next_avoidance(self, source: GapSource) -> float:
+        """Return for how long no rows are read, or waited for, there: longer each time in a row."""
+        setbacks = self._setbacks[id(source)] = self._setbacks.get(id(source), 0) + 1
+        return self._config.avoid_seconds * 2 ** min(setbacks - 1, _DOUBLINGS_MAX)
 
     def _is_avoided(self, source: GapSource) -> bool:
         return asyncio.get_running_loop().time() < self._avoided_until.get(id(source), 0.0)

@@ -78,6 +78,39 @@ async def test_standby_that_hangs_is_waited_for_once_in_a_while_and_asked_each_t
 
 
 @virtual
+async def test_standby_that_is_silent_holds_up_one_fill_in_a_while_ever_more_rarely() -> None:
+    servers = Servers(make_chain([12, 9]), standby_seconds=2.0, avoid_seconds=5.0)
+    servers.standby.read_seconds = 600.0  # a process that was stopped
+    clock, slow = virtual_clock(), 0
+    end = clock.time() + 150.0
+    while (began := clock.time()) < end:
+        assert ids_of(await servers.fill()) == servers.chain.ids
+        seconds = clock.time() - began
+        assert seconds < 2.1
+        slow += seconds > 1.0
+        await asyncio.sleep(0.5)
+    assert 4 <= slow <= 6
+    servers.standby.read_seconds = 0.0
+    await asyncio.sleep(45.0)
+    judged = servers.primary.reads
+    assert ids_of(await servers.fill()) == servers.chain.ids
+    assert servers.primary.reads == judged, "it is there again"
+
+
+@virtual
+async def test_standby_that_is_slow_is_waited_for_while_no_other_server_is_there() -> None:
+    servers = Servers(make_chain([12, 9]), standby_seconds=2.0, avoid_seconds=3600.0)
+
+    def away() -> None:
+        raise RetryError("the primary is away")
+
+    servers.primary.before_read = away
+    servers.standby.read_seconds = 3.0
+    assert not (await servers.both.standing(0)).is_primary
+    assert ids_of(await servers.fill()) == servers.chain.ids
+
+
+@virtual
 async def test_rows_that_are_to_judge_are_the_primarys_alone() -> None:
     servers = Servers(make_chain([12, 9]))
     runs = servers.both.runs(servers.chain.mark(0), servers.chain.mark().id, from_primary=True)
