@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from chain_kernel.errors import SettingError
 from chain_kernel.text import named_reason
@@ -35,6 +35,14 @@ async def uninterrupted(work: Awaitable[_T]) -> _T:
         if not doing.cancelled() and (error := doing.exception()) is not None:
             _log.warning("the end of what was cancelled: %s", named_reason(error))
         raise
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancel `task`, and wait for its end; what it raised has no reader any more."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # else asyncio complains that it was never retrieved
 
 
 class SelfCancelled(RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -11,9 +11,6 @@ from chain_kernel.config import Config
 from chain_kernel.limits import CHAIN_ID_MAX
 
 Seconds = Annotated[float, Meta(gt=0, le=3600)]
-
-LINGER_SECONDS: Final = 30.0
-"""`linger_seconds` where each order is read: a login for each would be slow."""
 
 
 class GapReaderConfig(Config, frozen=True, kw_only=True):
@@ -35,9 +32,10 @@ class GapReaderConfig(Config, frozen=True, kw_only=True):
     busy_seconds: Seconds = 60.0
     """Time to wait and retry while the role has no connection left: hundreds of receivers that
     start at once take turns."""
-    linger_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.5
+    linger_seconds: Annotated[float, Meta(ge=0, le=60)] = 2.0
     """Time that a connection is kept after the last read. Many receivers share the few connections
-    of the role: a longer time starves them, 0 costs a login per gap."""
+    of the role: a longer time starves them, 0 costs a login per gap, or without a broker per
+    order."""
     close_seconds: Seconds = 2.0
     """Deadline of closing a connection; after it the socket is cut."""
 

@@ -10,7 +10,6 @@ from chain_kernel.errors import SettingError
 from chain_kernel.process import calm_collector
 from chain_verifier.local.state import Moment, fold_up_to
 from gapfill import GapReader, GapReaderConfig, PreferredSources
-from gapfill.config import LINGER_SECONDS
 from matcher_receiver import (
     ChainFrames,
     CheckpointConfig,
@@ -151,7 +150,6 @@ def _gap_source(config: ReceiverConfig) -> GapSource:
         connect_seconds=config.tuning.connect_seconds,
         statement_seconds=config.tuning.statement_seconds,
         close_seconds=config.tuning.close_seconds,
-        linger_seconds=LINGER_SECONDS if config.kafka is None else 0.5,
     )
     return PreferredSources.of_databases(reader, standbys) if standbys else GapReader(reader)
 

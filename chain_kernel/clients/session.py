@@ -201,7 +201,12 @@ those whose turn it is."""
 
 _LIFE_SECONDS: Final = 30.0
 """After so long a session with a primary that may move is opened again: its server may have been
-replaced, and come back. Writes fail there; those that only read would never see it."""
+replaced, and come back. Writes fail there; those that only read would never see it. One that
+lingers is closed: where it never rests, others would never have a turn."""
+
+MAKE_ROOM: Final[list[Callable[[DatabaseConfig], None]]] = []
+"""Called with the database of a session that finds no connection left: each gives up what its users
+can do without."""
 
 
 _RENEW_SECONDS: Final = 2.0
@@ -418,7 +423,7 @@ class Session:
             try:
                 async with asyncio.timeout(self._config.call_seconds):
                     if self._connection is not None and is_replaced(self._connection):
-                        self._let_go()
+                        self.let_go()
                     elif self._connection is not None and self._is_old():
                         await self._renew(self._connection)
                     connection = self._connection
@@ -437,7 +442,12 @@ class Session:
                 raise
             if self._config.linger_seconds is not None:
                 loop = asyncio.get_running_loop()
-                self._release = loop.call_later(self._config.linger_seconds, self._let_go)
+                left = self._opened_at + _LIFE_SECONDS - loop.time()
+                if left > 0:
+                    seconds = min(self._config.linger_seconds, left)
+                    self._release = loop.call_later(seconds, self.let_go)
+                else:
+                    self.let_go()
 
     def _is_old(self) -> bool:
         """Return whether another host may have become the primary since it was opened."""
@@ -508,6 +518,9 @@ class Session:
                     pause = self._busy.next_seconds()
                     if not is_too_many_connections(error) or loop.time() + pause > end:
                         raise
+                    if self._busy.tries > 1:  # before, it may be one that was closed just now
+                        for make_room in MAKE_ROOM:
+                            make_room(self._config.database)
                     await asyncio.sleep(pause)
                     continue
                 self._busy.reset()
@@ -528,7 +541,8 @@ class Session:
             self._release.cancel()
             self._release = None
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Close the connection beside; the next call opens another one."""
         connection, self._connection = self._connection, None
         self._close_beside(connection)
 

@@ -13,6 +13,7 @@ from chain_kernel.clients.session import ClosedAtExit, SessionConfig
 from chain_kernel.errors import ConnectError, RetryError, SettingError
 from chain_kernel.frame import notice_channel, notice_frame
 from chain_kernel.sql import GAP_READER
+from chain_kernel.tasks import end
 from chain_kernel.text import reason_of
 
 if TYPE_CHECKING:
@@ -42,38 +43,44 @@ class NotifiedFrames(ClosedAtExit):
         self._listener = self._listener_of(self._databases[0])
         self._heard: deque[bytes | None] = deque(maxlen=_HEARD_MAX)
         self._has_heard = asyncio.Event()
-        self._is_started = self._is_listening = False
+        self._is_started = False
+        self._listening: asyncio.Task[None] | None = None  # done while it listens
 
     async def start(self) -> None:
         """Begin to listen; see `chain_kernel.ports.FrameSource.start`."""
         self._is_started = True
         for last in range(len(self._databases) - 1, -1, -1):
             try:
-                return await self._listen()
+                await self._listen()
             except (ConnectError, RetryError):
                 await self._turn_to_next()
                 if not last:
                     raise
-        return None
+            else:
+                return
 
     async def records(self, timeout_seconds: float) -> list[bytes | None]:
         """Return the frames of the next notifications, the newest first: it makes the others old.
 
-        Raises RetryError where the server does not answer.
+        Raises RetryError where the server does not answer, and has notified nothing either.
         """
         if not self._is_started:
             raise SettingError("frame source", "not started", "start() first")
         try:
-            if not self._is_listening:
-                await self._listen()
+            if not await self._listen(timeout_seconds):
+                raise RetryError("the server to listen to does not answer")
             if not self._heard:
                 self._has_heard.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout_seconds):
                         await self._has_heard.wait()
-            await self._listener.check()
+            if self._heard:
+                self._listener.begin_check()
+            else:
+                await self._listener.check()
         except (ConnectError, RetryError) as error:
-            if len(self._databases) > 1:  # another one may have been promoted
+            is_over = self._listening is None or self._listening.done()
+            if len(self._databases) > 1 and is_over:  # another one may have been promoted
                 await self._turn_to_next()
             raise RetryError(reason_of(error)) from error
         heard = list(reversed(self._heard))
@@ -82,16 +89,34 @@ class NotifiedFrames(ClosedAtExit):
 
     async def close(self) -> None:
         """Stop listening; never raises, never waits beyond `close_seconds`."""
-        self._is_started = self._is_listening = False
-        await self._listener.close()
+        self._is_started = False
+        await self._stop()
 
-    async def _listen(self) -> None:
-        await self._listener.listen()
-        self._is_listening = True
+    async def _listen(self, timeout_seconds: float | None = None) -> bool:
+        """Begin to listen, beside: a connect takes long. Return whether it listens within the time.
+
+        Raises what kept it from that.
+        """
+        if self._listening is None:
+            work = self._listener.listen()
+            self._listening = asyncio.create_task(work, name="orderchain listen")
+        listening = self._listening
+        if not listening.done():
+            await asyncio.wait([listening], timeout=timeout_seconds)
+        if listening.done():
+            if listening.exception() is not None:
+                self._listening = None
+            listening.result()
+        return listening.done()
+
+    async def _stop(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            await end(listening)
+        await self._listener.close()
 
     async def _turn_to_next(self) -> None:
-        self._is_listening = False
-        await self._listener.close()
+        await self._stop()
         self._databases.rotate(-1)
         self._listener = self._listener_of(self._databases[0])
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.clients import listener
 from chain_kernel.clients.database_config import PINNED
 from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
 from chain_kernel.errors import ConnectError, RetryError
@@ -41,9 +43,11 @@ LISTENER = "SELECT pid FROM pg_stat_activity WHERE application_name = 'orderchai
 
 
 @asynccontextmanager
-async def listening(*databases: str) -> AsyncIterator[NotifiedFrames]:
-    tuning = ReceiverTuning(connect_seconds=2.0, statement_seconds=2.0)
-    config = ReceiverConfig(chain_id=1, name="r", gap_databases=databases, tuning=tuning)
+async def listening(
+    *databases: str, chain_id: int = 1, within: float = 2.0
+) -> AsyncIterator[NotifiedFrames]:
+    tuning = ReceiverTuning(connect_seconds=within, statement_seconds=within)
+    config = ReceiverConfig(chain_id=chain_id, name="r", gap_databases=databases, tuning=tuning)
     async with NotifiedFrames(config, listened_to(config)) as source:
         await source.start()
         yield source
@@ -55,10 +59,10 @@ def prepare(server: PostgresServer) -> None:
     server.execute(f"BEGIN;\n{schema_sql()}\nCOMMIT;\n", database=NAME)
 
 
-async def until_heard(source: NotifiedFrames, admin: str) -> None:
+async def until_heard(source: NotifiedFrames, admin: str, chain_id: int = 1) -> None:
     """Notify until `source` hears it: what is sent while it does not listen is lost."""
     frame = secrets.token_bytes(8)
-    notice = (notice_channel(1), f"0 {b64encode(frame).decode()}")
+    notice = (notice_channel(chain_id), f"0 {b64encode(frame).decode()}")
 
     async def is_heard() -> bool:
         with suppress(*DRIVER_ERRORS, RetryError):
@@ -70,23 +74,130 @@ async def until_heard(source: NotifiedFrames, admin: str) -> None:
     await until(is_heard)
 
 
+@pytest.fixture
+async def proxy(postgres_server: PostgresServer) -> AsyncIterator[Proxy]:
+    async with Proxy(postgres_server.config.port, postgres_requests) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through(proxy: Proxy, postgres_server: PostgresServer, role_dsn: RoleDsn) -> str:
+    """The database, through `proxy`."""
+    port = postgres_server.config.port
+    return role_dsn(GAP_READER).replace(f":{port}/", f":{proxy.port}/")
+
+
 @pytest.mark.parametrize("is_silent", [False, True], ids=["reset", "silent"])
 async def test_connection_that_breaks_is_replaced(
-    postgres_server: PostgresServer, database: str, role_dsn: RoleDsn, *, is_silent: bool
+    proxy: Proxy, through: str, database: str, *, is_silent: bool
 ) -> None:
-    port = postgres_server.config.port
-    async with Proxy(port, postgres_requests) as proxy:
-        through = role_dsn(GAP_READER).replace(f":{port}/", f":{proxy.port}/")
-        async with listening(through) as source:
-            await until_heard(source, database)
-            if is_silent:
-                proxy.drops_answers = True
-                with pytest.raises(RetryError):
-                    await until(lambda: source.records(0.2))
-                proxy.drops_answers = False
-            else:
-                proxy.reset()
-            await until_heard(source, database)
+    async with listening(through) as source:
+        await until_heard(source, database)
+        if is_silent:
+            proxy.drops_answers = True
+            with pytest.raises(RetryError):
+                await until(lambda: source.records(0.2))
+            proxy.drops_answers = False
+        else:
+            proxy.reset()
+        await until_heard(source, database)
+
+
+async def test_many_chains_are_listened_to_again_in_one_trip(
+    proxy: Proxy, through: str, database: str
+) -> None:
+    requests: list[bytes] = []
+
+    async def noted(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+        async for request in postgres_requests(reader):
+            requests.append(request)
+            yield request
+
+    proxy.split = noted
+    async with AsyncExitStack() as stack:
+        sources = [
+            await stack.enter_async_context(listening(through, chain_id=chain_id))
+            for chain_id in range(1, 51)
+        ]
+        requests.clear()
+        proxy.reset()
+        for chain_id, source in enumerate(sources, 1):
+            await until_heard(source, database, chain_id)
+        assert len([request for request in requests if b"LISTEN" in request]) == 1
+
+
+async def test_chain_whose_last_receiver_has_gone_is_listened_to_no_more(
+    postgres_server: PostgresServer, database: str, role_dsn: RoleDsn
+) -> None:
+    dsn = role_dsn(GAP_READER)
+    async with listening(dsn) as stays:
+        async with listening(dsn, chain_id=2) as goes:
+            await until_heard(goes, database, 2)
+        line = stays._listener._line
+        assert line is not None
+
+        async def channels() -> list[str]:
+            await stays.records(0.01)
+            return [row[0] for row in await line.session.fetch("SELECT pg_listening_channels()")]
+
+        async def is_left() -> bool:
+            return await channels() == [notice_channel(1)]
+
+        await until(is_left)
+
+
+async def test_what_was_heard_is_handed_on_whatever_becomes_of_the_server(
+    proxy: Proxy, through: str, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.0)  # each call asks
+    async with listening(through) as source, connected(database) as admin:
+        await admin.execute("SELECT pg_notify($1, $2)", notice_channel(1), "0 AAAA")
+        await until(lambda: source._heard)
+        proxy.drops_answers = True
+        assert await source.records(0.2) == [b"\0\0\0"]
+
+
+async def test_an_answer_that_came_long_ago_is_asked_for_again(
+    proxy: Proxy, through: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receiver whose caller takes minutes for a run comes back to what a check found before."""
+    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.1)
+    loop = asyncio.get_running_loop()
+    async with listening(through, within=0.5) as source:
+        proxy.drops_answers = True
+        with pytest.raises(RetryError):
+            await until(lambda: source.records(0.01))
+        over = loop.time() + 1.0
+        await until(lambda: loop.time() > over)  # by then the question has failed
+        proxy.drops_answers = False
+        assert await source.records(0.01) == []
+
+
+async def test_servers_that_are_silent_hold_up_no_receiver(proxy: Proxy, through: str) -> None:
+    """It polls meanwhile, or hears nothing for as long as a connect may take."""
+    async with listening(through, through, within=LONG_SECONDS) as source, deadline():
+        proxy.drops_answers = True
+        proxy.reset()
+        for _ in range(3):
+            with pytest.raises(RetryError):
+                await until(lambda: source.records(0.2))
+
+
+async def test_a_question_that_fails_after_the_end_is_no_complaint(
+    proxy: Proxy, through: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_CHECK_SECONDS", 0.1)
+    loop = asyncio.get_running_loop()
+    complaints: list[object] = []
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    async with listening(through, within=0.5) as source:
+        proxy.drops_answers = True
+        with pytest.raises(RetryError):
+            await until(lambda: source.records(0.01))
+        over = loop.time() + 1.0
+        await until(lambda: loop.time() > over)
+    gc.collect()
+    assert complaints == []
 
 
 async def test_server_that_was_killed_and_started_is_listened_to_again(

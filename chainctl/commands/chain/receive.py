@@ -424,14 +424,12 @@ def gap_source(settings: Settings, chain_id: int) -> PreferredSources:
     Raises SettingError.
     """
     from gapfill import GapReaderConfig, PreferredSources
-    from gapfill.config import LINGER_SECONDS
 
     *standbys, primary = settings.gap_dsns()
     config = GapReaderConfig(
         database=primary,
         chain_id=chain_id,
         connect_seconds=settings.connect_seconds,
-        linger_seconds=LINGER_SECONDS if not settings.kafka else 0.5,
     )
     return PreferredSources.of_databases(config, standbys)
 

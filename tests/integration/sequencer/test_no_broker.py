@@ -1,11 +1,13 @@
 """A chain without broker: receivers are notified, and all is delivered, by PostgreSQL alone."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
 
 import pytest
 from msgspec.structs import replace
 
+from chain_kernel.clients import listener
 from chain_kernel.clients.shared_session import SharedSession
 from chain_kernel.errors import OrderchainError, RetryError
 from chain_kernel.frame import frame_notice
@@ -18,8 +20,9 @@ from sequencer.publisher import heartbeat_frame
 from sequencer.stores.session import SideSessions
 from tests.builders.created_chain import Chain
 from tests.builders.orders import make_orders
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.integration.sequencer.conftest import MakeChain
+from tests.opened import connected
 
 RoleDsn = Callable[[str], str]
 
@@ -268,6 +271,58 @@ async def test_a_listener_that_was_cut_listens_again(
         idle = asyncio.ensure_future(anext(receiver))
         while receiver.stats().heartbeats == heard:  # noqa: ASYNC110 - it has no event for it
             await asyncio.sleep(0.01)
+        receiver.stop()
+        await asyncio.wait([idle])
+        assert isinstance(idle.exception(), StopAsyncIteration)
+
+
+@pytest.fixture
+async def two_at_once(database: str, database_name: str) -> AsyncIterator[str]:
+    """The DSN of a login that reads, over two connections at most."""
+    role = f"{database_name}_few"
+    async with connected(database) as admin:
+        await admin.execute(
+            f"CREATE ROLE {role} LOGIN PASSWORD 'few' CONNECTION LIMIT 2 IN ROLE gap_reader"
+        )
+        yield f"postgresql://{role}:few@{database.rpartition('@')[2]}"
+        await admin.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.guarantee("G14")
+async def test_a_process_that_listens_leaves_its_connection_to_itself_to_read(
+    make_chain: MakeChain, role_dsn: RoleDsn, two_at_once: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each connection of the role listens, none of the processes could read an order."""
+    monkeypatch.setattr(listener, "_AWAY_SECONDS", 0.5, raising=False)
+    chain = await make_chain()
+    config = ReceiverConfig(
+        chain_id=chain.chain_id,
+        name="matching",
+        database=role_dsn(RECEIVER_WRITER),
+        gap_databases=(two_at_once,),
+    )
+
+    async def is_listening_alone() -> bool:
+        names = await chain.fetch(
+            "SELECT application_name FROM pg_stat_activity WHERE usename = $1",
+            urlsplit(two_at_once).username,
+        )
+        return [row[0] for row in names] == ["orderchain listener"]
+
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        open_receiver(config) as receiver,
+    ):
+        await until(is_listening_alone)
+        async with connected(two_at_once) as other_process:
+            await other_process.execute("LISTEN orderchain_1")
+            for key in ("a", "b", "c"):
+                await sequencer.submit(key, b"")
+                assert [event.key for event in await take(receiver, 1)] == [key]
+        heard = receiver.stats().heartbeats
+        idle = asyncio.ensure_future(anext(receiver))
+        await until(lambda: receiver.stats().heartbeats > heard)
         receiver.stop()
         await asyncio.wait([idle])
         assert isinstance(idle.exception(), StopAsyncIteration)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from chain_kernel.clients import session as session_module
 from chain_kernel.clients.database_config import DatabaseConfig
 from chain_kernel.clients.postgres import close_connection, connect
 from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
@@ -205,6 +206,17 @@ async def test_session_waits_while_there_is_no_connection_left(scarce: Any) -> N
         assert not asking.done()
         await holder.close()
         assert await asking
+
+
+async def test_session_that_never_rests_gives_others_a_turn(
+    config_of: Any, watcher: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_LIFE_SECONDS", 0.2)
+    async with opened(config_of(linger_seconds=LONG_SECONDS)) as session, deadline():
+        first = await pid_of(session)
+        while await pid_of(session) == first:
+            pass  # without a rest
+        await until_open(watcher, 1)
 
 
 async def test_call_ends_within_its_own_deadline_however_long_the_parts_may_take() -> None:
