@@ -27,8 +27,9 @@ class ReceiverTuning(Config, frozen=True, kw_only=True):
     """The database's head is read when no frame has been useful for this long. Keep it well above
     the interval of heartbeats (0.25 s), or every idle chain is polled for nothing."""
     outage_poll_seconds: Seconds = 0.25
-    """The same while the broker, or the notifications, bring nothing but the database has more. It
-    is the latency of delivery then, and costs one small read per receiver at this pace."""
+    """The same while broker or database refuse frames, and for 5 s after the database had more than
+    they have brought. It is the latency of delivery then, and costs one small read per receiver at
+    this pace."""
     check_seconds: Seconds = 0.1
     """At most one reading of the head per interval for frames that contradict us or come from an
     unknown publisher: a flood of forged frames must not become a flood of reads."""

@@ -17,6 +17,7 @@ from chain_kernel.errors import (
     SealMismatch,
 )
 from chain_kernel.model import Gap
+from chain_kernel.tasks import end
 from chain_kernel.text import SummedLog
 from matcher_receiver.cancellable_wait import AWAY, SECOND_NS, Patience
 from matcher_receiver.decisions import DROP_PHANTOM, Compare, Fill, Halt, InStep, Wait
@@ -165,6 +166,9 @@ _COUNT_SECONDS: Final = 1.0
 _STEP_SECONDS: Final = 30.0
 """Time for which heartbeats of a head that we have spare the look at the database."""
 
+_OUTAGE_SECONDS: Final = 5
+"""Time that a look which finds more than frames have brought makes the next ones frequent."""
+
 CONFIRM_SECONDS: Final = 0.1
 """Time that live frames wait for the database to name a leader: as long as it usually takes, and
 more. A database that is silent must not hold them up."""
@@ -188,8 +192,7 @@ class HeadWatch:
         self._proving: asyncio.Task[None] | None = None
         self.is_contradicted = False
         """True if the database has denied a place that we have passed: see `answer_denial`."""
-        self.patience = parts.tuning.poll_after_seconds
-        """Time to wait for records before a look at the head."""
+        self._outage_until_ns = 0
         self._count_at_ns = 0
         self.lag = Lag(clock, core.head.id)
         """The lag: how far the database is ahead of what was delivered."""
@@ -198,6 +201,12 @@ class HeadWatch:
         self._outage = SummedLog(_log, logging.WARNING)
 
     # -- when to look --------------------------------------------------------------------------
+
+    @property
+    def patience(self) -> float:
+        """Time to wait for records before a look at the head."""
+        is_outage = self._clock.monotonic_ns() < self._outage_until_ns
+        return self._tuning.outage_poll_seconds if is_outage else self._tuning.poll_after_seconds
 
     @property
     def is_due(self) -> bool:
@@ -211,9 +220,8 @@ class HeadWatch:
         return self._is_recent(self._last_phantom_ns)
 
     def _is_recent(self, at_ns: int | None) -> bool:
-        if at_ns is None:
-            return False
-        return self._clock.monotonic_ns() - at_ns < self._tuning.check_seconds * SECOND_NS
+        pause_ns = self._tuning.check_seconds * SECOND_NS
+        return at_ns is not None and self._clock.monotonic_ns() - at_ns < pause_ns
 
     def note_phantom(self) -> None:
         """A frame of a leader reported a row that the primary does not have."""
@@ -222,7 +230,7 @@ class HeadWatch:
     def note_use(self) -> None:
         """A frame was useful: Kafka brings what it should."""
         self._last_use_ns = now = self._clock.monotonic_ns()
-        self.patience = self._tuning.poll_after_seconds
+        self._outage_until_ns = 0
         if now >= self._prove_at_ns:
             # The database confirms our place while live frames continue: frames alone would never
             # move the seal that a checkpoint holds, and a restart would compare a place of days
@@ -245,8 +253,8 @@ class HeadWatch:
         self._last_use_ns = self._clock.monotonic_ns()
 
     def note_outage(self) -> None:
-        """Kafka does not bring what it should: look more often."""
-        self.patience = self._tuning.outage_poll_seconds
+        """Frames do not bring what they should: look more often for a while."""
+        self._outage_until_ns = self._clock.monotonic_ns() + _OUTAGE_SECONDS * SECOND_NS
 
     def forgive(self, nanoseconds: int) -> None:
         """Exclude a time from what counts as silence."""
@@ -378,8 +386,7 @@ class HeadWatch:
     async def close(self) -> None:
         """End a proof that is under way."""
         if self._proving is not None:
-            self._proving.cancel()
-            await asyncio.wait([self._proving])
+            await end(self._proving)
 
 
 _NO_GAPS: Final = ("start", "notice")

@@ -100,10 +100,12 @@ class ChainFrames:
         """Take other frames from now on if the chain's row says so.
 
         It is read again soon when nothing comes, and now and then while frames do: a leader that
-        was replaced may go on where its successor does not.
+        was replaced may go on where its successor does not. Without `kafka` only a warning depends
+        on it.
         """
         now, tuning = asyncio.get_running_loop().time(), self._config.tuning
-        pause = _LOOK_SECONDS if has_frames else tuning.poll_after_seconds
+        is_rare = has_frames or self._config.kafka is None
+        pause = _LOOK_SECONDS if is_rare else tuning.poll_after_seconds
         if now - self._looked_at < pause:
             return
         self._looked_at = now

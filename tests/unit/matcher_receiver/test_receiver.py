@@ -88,6 +88,25 @@ async def test_stop_while_the_database_hangs_ends_at_once() -> None:
 
 
 @virtual
+async def test_chain_that_stands_still_after_an_outage_is_polled_at_the_usual_pace() -> None:
+    rig = Rig([4])
+    async with rig.live(poll_after_seconds=1.0, outage_poll_seconds=0.1) as receiver:
+        rig.chain.add(2)  # its leader ended before it said so
+        await take(receiver, rig.chain.mark().id)
+        idle = asyncio.ensure_future(anext(receiver))
+        reads = rig.source.reads
+        await asyncio.sleep(3.0)
+        assert rig.source.reads - reads > 20, "more may come the same way"
+        await asyncio.sleep(3.0)
+        reads = rig.source.reads
+        await asyncio.sleep(10.0)
+        assert rig.source.reads - reads <= 10
+        receiver.stop()
+        with pytest.raises(StopAsyncIteration):
+            await idle
+
+
+@virtual
 async def test_live_frames_of_a_known_leader_cost_no_read() -> None:
     rig = Rig([4])
     async with rig.live() as receiver:
