@@ -132,8 +132,10 @@ UPDATE chain_lease SET counter = counter + 1, released = true, step_down = false
 RETURNING (SELECT last_id FROM chain_head WHERE chain_id = $1) AS last_id
 
 -- notify: send $2 to those who listen on channels $1; it waits for no disk (the session's
--- synchronous_commit is off), since the server lets one notifying transaction commit at a time
-SELECT count(pg_notify(channel, notice)) FROM unnest($1::text[], $2::text[]) AS due (channel, notice)
+-- synchronous_commit is off), since the server lets one notifying transaction commit at a time, and
+-- no longer than $3 for another one
+SELECT set_config('lock_timeout', $3, true), count(pg_notify(channel, notice))
+  FROM unnest($1::text[], $2::text[]) AS due (channel, notice)
 
 -- make_room_to_notify: forget what all have read of the queue of notifications; one that was full
 -- stays full otherwise, since only what notifies forgets, and nothing can

@@ -31,10 +31,10 @@ from chain_kernel.clients.session import (
     open_connection,
 )
 from chain_kernel.errors import OrderchainError, RetryError, SchemaError
-from chain_kernel.frame import frame_notice, notice_channel
 from chain_kernel.model import ServerIdentity
 from chain_kernel.sql import SEQUENCER_WRITER, load_sql, require_version, with_constant
 from sequencer.core import ClockWatch
+from sequencer.stores.notices import Notices
 from sequencer.stores.together import Together
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ class SideSessions(ClosedAtExit):
     ) -> None:
         """`whose` names the chains that share it; `refusal` is called as `Session` does."""
         self._config = _session_config(config, purpose, whose, synchronous_commit="off")
+        self._notify_seconds = min(1.0, config.tuning.lease_seconds * _BEAT_OF_LEASE)
         self._refusal = refusal
         self._pause_seconds = pause_of(config, whose)
         self._sessions: dict[ServerIdentity, _SideSession] = {}
@@ -210,7 +211,7 @@ class SideSessions(ClosedAtExit):
 
         Raises as `fetch`.
         """
-        await self._of(term).notices.ask(term.chain_id, frame)
+        await self._of(term).notices.send(term.chain_id, frame)
 
     async def close(self) -> None:
         """Close them; never raises, never waits beyond their deadline."""
@@ -224,7 +225,11 @@ class SideSessions(ClosedAtExit):
             self._sessions[term.server] = found  # the last to be used is the last to be closed
         else:
             found = self._sessions[term.server] = _SideSession(
-                self._config, self._refusal, term.server, self._pause_seconds
+                self._config,
+                self._refusal,
+                term.server,
+                self._pause_seconds,
+                self._notify_seconds,
             )
             if len(self._sessions) > _SERVERS_MAX:
                 oldest = self._sessions.pop(next(iter(self._sessions)))
@@ -233,8 +238,6 @@ class SideSessions(ClosedAtExit):
                 closing.add_done_callback(self._closing.discard)
         return found
 
-
-_NOTIFY_SECONDS: Final = 1.0
 
 _SERVERS_MAX: Final = 3
 """Chains that share sessions are taken over one by one: for a while, some are still led on the
@@ -250,13 +253,13 @@ class _SideSession:
         refusal: Callable[[Exception], Exception | None] | None,
         server: ServerIdentity,
         pause_seconds: float,
+        notify_seconds: float,
     ) -> None:
         config = structs.replace(config, is_of_one_chain=True)
         self.session = Session(config, prepare=self._begin, refusal=refusal, server=server)
         self.beats = Together(self._renew, pause_seconds)
-        self.notices = Together(self._notify)
+        self.notices = Notices(self.session, config, notify_seconds)
         self._proven: dict[int, bytes] = {}
-        self._has_failed = False  # to notify, the last time
 
     async def run(self, term: Term, work: Callable[[Connection], Awaitable[_Result]]) -> _Result:
         """Return what `work` returns for a connection to the server of `term`."""
@@ -285,23 +288,6 @@ class _SideSession:
             lambda connection: connection.fetch(_SQL["renew_leases"], *columns)
         )
         return {row["chain_id"]: row for row in found}
-
-    async def _notify(self, frames: Mapping[int, bytes]) -> dict[int, None]:
-        channels = [notice_channel(chain_id) for chain_id in frames]
-        notices = [frame_notice(frame) for frame in frames.values()]
-        has_failed, self._has_failed = self._has_failed, True
-
-        async def send(connection: Connection) -> None:
-            # The lease's next beat waits for it, and another transaction of the server that
-            # notifies may hold it up.
-            async with asyncio.timeout(_NOTIFY_SECONDS):
-                if has_failed:
-                    await connection.execute(_SQL["make_room_to_notify"])
-                await connection.execute(_SQL["notify"], channels, notices)
-
-        await self.session.run(send)
-        self._has_failed = False
-        return {}
 
     async def _begin(self, connection: Connection) -> None:
         self._proven.clear()

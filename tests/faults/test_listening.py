@@ -39,6 +39,7 @@ from .proxy import Proxy, postgres_requests
 RoleDsn = Callable[[str], str]
 
 NAME = "chains"
+LEASE = "SELECT pid FROM pg_stat_activity WHERE application_name = 'orderchain lease 1'"
 LISTENER = "SELECT pid FROM pg_stat_activity WHERE application_name = 'orderchain listener'"
 
 
@@ -349,8 +350,12 @@ async def test_full_queue_of_notifications_holds_up_no_order_and_is_outlived(
             ack = await sequencer.submit("full", b"")
             assert (await anext(receiver)).last_id == ack.id
             await until(lambda: "NOTIFY queue" in sequencer.stats().broker_refusal)
+            lease = await noisy.fetchval(LEASE)
+            failures = sequencer.stats().send_failures
+            await until(lambda: sequencer.stats().send_failures > failures + 1)
             await stuck.execute("ROLLBACK")
             await until(lambda: not sequencer.stats().broker_refusal)
+            assert await noisy.fetchval(LEASE) == lease, "beats go on over their session"
             heard = receiver.stats().heartbeats
             waiting = asyncio.ensure_future(anext(receiver))
             await until(lambda: receiver.stats().heartbeats > heard)

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 from msgspec.structs import replace
 
@@ -113,6 +115,43 @@ async def test_what_a_notification_raises_ends_no_leader(
         await sequencer.submit("a", b"")
         assert len(await take(receiver, 1)) == 1
         assert "NOTIFY queue" in sequencer.stats().broker_refusal
+
+
+LEASE = "SELECT pid FROM pg_stat_activity WHERE application_name = 'orderchain lease 1'"
+
+
+async def test_the_lease_keeps_its_session_while_others_hold_up_notifications(
+    make_chain: MakeChain, database: str
+) -> None:
+    """The server lets one transaction at a time notify, to the end of its commit."""
+    chain = await make_chain()
+    slow = {"commit_delay": "100000", "commit_siblings": "0"}
+    async with (
+        deadline(),
+        open_sequencer(without_kafka(chain)) as sequencer,
+        AsyncExitStack() as stack,
+    ):
+        await sequencer.submit("a", b"")
+        session = await chain.value(LEASE)
+        crowd = [
+            await stack.enter_async_context(connected(database, server_settings=slow))
+            for _ in range(20)
+        ]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(notify_forever(each)) for each in crowd]
+            await until(lambda: sequencer.stats().send_failures >= 3)
+            await sequencer.submit("b", b"")
+            assert "lock timeout" in sequencer.stats().broker_refusal
+            for task in tasks:
+                task.cancel()
+        assert await chain.value(LEASE) == session
+        await until(lambda: not sequencer.stats().broker_refusal)
+        assert sequencer.stats().take_overs == 1
+
+
+async def notify_forever(connection: asyncpg.Connection) -> None:
+    while True:
+        await connection.execute("SELECT pg_notify('noise', '')")
 
 
 async def test_a_database_that_is_away_shows_as_lag(
