@@ -48,7 +48,7 @@ class StackState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     passwords: dict[str, str]
     """Role -> password, the superuser's among them."""
     has_kafka: bool = True
-    """True if Kafka was ever wanted; if not, no command starts or shows it."""
+    """True if the last `up` wanted Kafka; if not, it is shown only while it runs."""
     postgres: ProcessIdentity | None = None
     """The process last started; only the system shows whether it still runs."""
     kafka: ProcessIdentity | None = None
@@ -182,19 +182,19 @@ class LocalStack:
             progress(f"The data in {self.directory} is deleted")
 
     def status(self) -> StackStatus:
-        """The state of both servers; changes nothing and does not wait."""
+        """The state of the servers that `environment` leads to; changes nothing, does not wait."""
         state = load_state(self._state_path)
         servers: tuple[ServerStatus, ...] = ()
         if state is not None:
             postgres, kafka = self._servers(state, service_account(), silent)
             servers = (_server_status(postgres, state.postgres_port),)
-            if state.has_kafka:
+            if state.has_kafka or kafka.is_running():
                 servers = (*servers, _server_status(kafka, state.kafka_port))
         return StackStatus(directory=self.directory, servers=servers)
 
     def environment(self) -> dict[str, str]:
         """The settings by which the command line, the tests and psql reach this stack, whether it
-        is up or not.
+        is up or not. Kafka's is among them if the last `up` wanted it, or while it runs.
 
         Raises:
             StackMissing: there is no stack in this folder yet.
@@ -205,8 +205,9 @@ class LocalStack:
             "CHAINCTL_GAP_DATABASE": self.dsn(GAP_READER),
             "CHAINCTL_AUDIT_DATABASE": self.dsn(AUDITOR),
         }
-        if state.has_kafka:
-            found["CHAINCTL_KAFKA"] = self._kafka(state, service_account(), silent).bootstrap
+        kafka = self._kafka(state, service_account(), silent)
+        if state.has_kafka or kafka.is_running():
+            found["CHAINCTL_KAFKA"] = kafka.bootstrap
         return found
 
     def dsn(self, role: str = SUPERUSER, database: str = DATABASE) -> str:
@@ -268,8 +269,7 @@ class LocalStack:
     def _state_for_start(self, progress: ShowLine, *, with_kafka: bool) -> StackState:
         state = load_state(self._state_path)
         fresh = _new_state() if state is None else self._with_usable_ports(state, progress)
-        has_kafka = with_kafka or (state is not None and state.has_kafka)
-        fresh = msgspec.structs.replace(fresh, has_kafka=has_kafka)
+        fresh = msgspec.structs.replace(fresh, has_kafka=with_kafka)
         if fresh != state:
             save_state(self._state_path, fresh)
         return fresh

@@ -4,7 +4,9 @@ import pty
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from local_stack.stack import load_state, save_state
 from tests.integration.chainctl.conftest import Call, Refused, Start
 from tests.programs import output_of
 
@@ -99,6 +101,14 @@ def test_stack_without_kafka_takes_back_the_setting_of_another_stack(
     try:
         assert call("stack", "up", "--no-kafka", settings=settings).code == 0
         exported = call("stack", "env", settings=settings).out
+        path = server_folder / "stack" / "state.json"
+        state = load_state(path)
+        assert state is not None
+        save_state(path, replace(state, has_kafka=True))  # as of a stack that once had one
+        assert "CHAINCTL_KAFKA=" in call("stack", "env", settings=settings).out
+        assert call("stack", "up", "--no-kafka", settings=settings).code == 0
+        assert call("stack", "env", settings=settings).out == exported
+        assert call("stack", "status", settings=settings).code == 0
     finally:
         assert call("stack", "reset", "--yes", settings=settings).code == 0
     earlier = "export CHAINCTL_KAFKA=127.0.0.1:1"
