@@ -68,8 +68,8 @@ SELECT format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', oid::regprocedure),
 -- chain: what a chain was created as
 SELECT topic, topic_partition, partition_ids FROM chain_head WHERE chain_id = $1
 
--- published_id: up to where a chain is published
-SELECT published_id FROM chain_head WHERE chain_id = $1
+-- published_id: up to where a chain is published, or was left out; none without a broker
+SELECT CASE WHEN is_published THEN published_id END FROM chain_head WHERE chain_id = $1
 
 -- topic_owner: the chain that a topic belongs to
 SELECT chain_id FROM chain_head WHERE topic = $1

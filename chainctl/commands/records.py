@@ -143,7 +143,7 @@ async def _show(settings: Settings, chain_id: int, row_id: int) -> dict[str, Any
         "neighbours": dict(near),
         "batch": plain(batch) if is_covered else None,
         "archived_until": archived_until,
-        "published": row_id <= published_id,
+        "published": None if published_id is None else row_id <= published_id and not skips,
         "verified": plain(verified) if verified and verified["after_id"] < row_id else None,
         "skipped": list(map(plain, skips)),
         "gaps": list(map(plain, gaps)),

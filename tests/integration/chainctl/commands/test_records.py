@@ -36,6 +36,20 @@ def test_show_reports_all_that_is_stored_of_an_order(ctl: Ctl, filled_once: int)
     assert f"o.csv#{FILLED_ROWS}" in shown.out
 
 
+def test_show_calls_no_order_published_that_the_topic_never_had(
+    ctl: Ctl, filled: int, module_settings: Settings, postgres_server: PostgresServer
+) -> None:
+    name = urlsplit(module_settings["CHAINCTL_DATABASE"]).path.removeprefix("/")
+    skip = f"INSERT INTO chain_skip VALUES ({filled}, 6, 8, 1)"  # noqa: S608 - a number
+    postgres_server.execute(skip, database=name)
+    found = {row_id: ctl.json("show", row_id, "--chain", filled)["published"] for row_id in (6, 7)}
+    assert found == {6: True, 7: False}
+    change = "UPDATE chain_head SET is_published = false"  # as a leader without broker does
+    postgres_server.execute(f"{change} WHERE chain_id = {filled}", database=name)
+    assert ctl.json("show", 6, "--chain", filled)["published"] is None
+    assert "\npublished: none\n" in ctl("show", 6, "--chain", filled).out
+
+
 def test_show_of_an_id_that_no_row_has_names_its_neighbours(ctl: Ctl, filled_once: int) -> None:
     done = ctl("show", FILLED_ROWS + 1, "--chain", filled_once)
     assert done.code == 1, done
