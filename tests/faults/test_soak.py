@@ -22,13 +22,27 @@ from .soak import Soak, messages_in
 
 HOURS: Final = float(os.environ.get("SOAK_HOURS") or 0.05)
 RATE: Final = float(os.environ.get("SOAK_RATE") or 500.0)
-HAS_BROKER: Final = os.environ.get("SOAK_BROKER") != "no"
+BROKER: Final = os.environ.get("SOAK_BROKER") or "yes"
 WINDOW_ROWS: Final = int(RATE * 30.0)
 """Rows whose keys are compared: they stay in the database."""
 SETTINGS: Final = {
     "lease_seconds": 3.0, "commit_seconds": 2.0, "connect_seconds": 5.0,
     "takeover_skip_ids": 10_000, "partition_ids": WINDOW_ROWS, "key_window_rows": WINDOW_ROWS,
 }  # fmt: skip
+
+
+def has_broker(given: str) -> bool:
+    """Return what SOAK_BROKER means; an hour with the wrong one would look like the right one."""
+    if given not in ("yes", "no"):
+        raise ValueError(f"SOAK_BROKER was {given!r}, expected yes or no")
+    return given == "yes"
+
+
+def test_soak_refuses_a_broker_that_is_neither_yes_nor_no() -> None:
+    assert (has_broker("yes"), has_broker("no")) == (True, False)
+    for given in ("No", "0", "false", ""):
+        with pytest.raises(ValueError, match="SOAK_BROKER"):
+            has_broker(given)
 
 
 def test_growth_is_found_and_bursts_are_none() -> None:
@@ -57,7 +71,7 @@ async def test_load_and_faults_are_judged_well_and_nothing_grows(
             print(line, flush=True)  # noqa: T201 - for who waits for it
 
     chain = await chain_on_breakable_servers(1, **SETTINGS)
-    chain = chain if HAS_BROKER else without_broker(chain)
+    chain = chain if has_broker(BROKER) else without_broker(chain)
     world = Round(chain, postgres_to_break, kafka_to_break, seeded)
     name = f"messages_{chain.database.rpartition('/')[2]}"
     async with messages_in(postgres_to_break, kafka_to_break.bootstrap, name) as messages:
