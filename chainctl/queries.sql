@@ -336,8 +336,12 @@ SELECT current_setting('synchronous_standby_names') AS wanted, count(*) AS stand
        count(*) FILTER (WHERE state IS NULL) AS hidden
   FROM pg_stat_replication
 
--- notifications: how full the cluster's queue of notifications is, from 0 to 1
-SELECT pg_notification_queue_usage()
+-- notifications: how full the cluster's queue of notifications is, from 0 to 1, and the sessions whose
+-- clients take none of those that the server has for them: it is in no transaction that would show
+SELECT pg_notification_queue_usage() AS used,
+       ARRAY(SELECT concat_ws(' ', pid, nullif(application_name, ''), host(client_addr))
+               FROM pg_stat_activity
+              WHERE state = 'idle' AND wait_event = 'ClientWrite' ORDER BY state_change) AS stuck
 
 -- room: take some of the server's disk, in a transaction that is rolled back: about 1 MB
 CREATE TEMPORARY TABLE doctor_room ON COMMIT DROP AS SELECT generate_series(1, 30000) AS n

@@ -336,11 +336,14 @@ async def look_at_replication(connection: Connection) -> DoctorLine:
 
 async def look_at_notifications(connection: Connection) -> DoctorLine:
     """Look how full the cluster's queue of notifications is: a full one fails who notifies."""
-    used = float(await connection.fetchval(SQL["notifications"]))
-    if used < QUEUE_SHARE_MAX:
-        return _ok("notifications", f"{used:.0%} of the queue is used")
+    found = await connection.fetchrow(SQL["notifications"])
+    text = f"{found['used']:.0%} of the queue is used"
+    if found["used"] < QUEUE_SHARE_MAX:
+        return _ok("notifications", text)
     to_do = "end the oldest transaction of a session that listens (pg_stat_activity)"
-    return _warning("notifications", f"{used:.0%} of the queue is used", to_do)
+    if found["stuck"]:
+        to_do += f", or the sessions whose process takes none: {', '.join(found['stuck'])}"
+    return _warning("notifications", text, to_do)
 
 
 async def _room(connection: Connection) -> DoctorLine:

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from outbox.sender.due_decisions import Answer
 from outbox.service.config import Clients
 from outbox.service.server import MessageService
 from outbox.session import OutboxSession
-from tests.deadlines import deadline
+from tests.deadlines import deadline, until
 from tests.opened import connected
 
 from .conftest import CONSUMER, Sender, make_sender
@@ -474,6 +475,25 @@ async def test_business_prepares_its_transaction_and_needs_no_room_for_notificat
     await listener.execute("UNLISTEN *")
     await sender.until_true("SELECT pg_notification_queue_usage() < 0.5")
     assert (await look_at_notifications(sender.admin)).state == "ok"
+
+
+async def test_doctor_names_the_session_whose_client_takes_no_notification(own: Database) -> None:
+    """Such as a process that was stopped: its session is in no transaction that would show it."""
+    admin, listener = own.sender.admin, await own.sender.connect(SUPERUSER)
+    await listener.execute("LISTEN other")
+    pid = listener.get_server_pid()
+    listener._transport.pause_reading()
+
+    async def is_warned() -> bool:
+        with suppress(asyncpg.ProgramLimitExceededError):
+            many = "SELECT pg_notify('other', repeat('x', 7000) || n) FROM generate_series(1, 9) n"
+            await admin.execute(many)
+        return (await look_at_notifications(admin)).state == "warning"
+
+    await until(is_warned)
+    assert f": {pid} " in str((await look_at_notifications(admin)).to_do)
+    listener.terminate()
+    await own.sender.until_true("SELECT pg_notification_queue_usage() < 0.5")
 
 
 async def test_relays_are_woken_after_the_commit_and_never_in_a_transaction(own: Database) -> None:
