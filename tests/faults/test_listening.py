@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from chain_kernel.clients import listener
 from chain_kernel.clients.database_config import PINNED
 from chain_kernel.clients.postgres_errors import DRIVER_ERRORS
+from chain_kernel.clients.session import Session
 from chain_kernel.errors import ConnectError, RetryError
 from chain_kernel.frame import notice_channel
 from chain_kernel.sql import GAP_READER, LOGIN_ROLES, RECEIVER_WRITER, SEQUENCER_WRITER, schema_sql
@@ -170,7 +171,11 @@ async def test_an_answer_that_came_long_ago_is_asked_for_again(
             await until(lambda: source.records(0.01))
         over = loop.time() + 1.0
         await until(lambda: loop.time() > over)  # by then the question has failed
-        proxy.drops_answers = False
+
+        async def answer(*_: object) -> None:
+            """Answer at once."""
+
+        monkeypatch.setattr(Session, "run", answer)
         assert await source.records(0.01) == []
 
 
@@ -350,6 +355,7 @@ async def test_full_queue_of_notifications_holds_up_no_order_and_is_outlived(
             ack = await sequencer.submit("full", b"")
             assert (await anext(receiver)).last_id == ack.id
             await until(lambda: "NOTIFY queue" in sequencer.stats().broker_refusal)
+            await until(lambda: noisy.fetch(LEASE))
             lease = await noisy.fetchval(LEASE)
             failures = sequencer.stats().send_failures
             await until(lambda: sequencer.stats().send_failures > failures + 1)
