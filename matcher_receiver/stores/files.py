@@ -15,7 +15,8 @@ import logging
 import os
 import re
 from hashlib import sha256
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,10 +27,6 @@ from chain_kernel.limits import CHAIN_ID_MAX, ID_MAX
 from chain_kernel.model import Mark, Snapshot
 from chain_kernel.seal import SEAL_BYTES
 from chain_kernel.text import counted, printable, reason_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +63,7 @@ class FileSnapshotStore:
     `broken`, and stay where they are. Both work in a thread.
     """
 
-    def __init__(self, folder: Path, chain_id: int, *, kept: int = 3) -> None:
+    def __init__(self, folder: Path | str, chain_id: int, *, kept: int = 3) -> None:
         """Keep snapshots in `folder`, the newest `kept` of them.
 
         Raises:
@@ -74,9 +71,9 @@ class FileSnapshotStore:
         """
         if kept < 1:
             raise SettingError("kept", kept, "at least 1 snapshot")
-        if not folder.is_dir():  # it may be a volume that is not mounted: it is not made here
+        self._folder = Path(folder)
+        if not self._folder.is_dir():  # perhaps a volume that is not mounted: it is not made here
             raise SettingError("folder", str(folder), "a folder that exists")
-        self._folder = folder
         self._chain_id = chain_id
         self._kept = kept
         self._name = re.compile(rf"chain-{chain_id}-([0-9]{{19}})\.snapshot")

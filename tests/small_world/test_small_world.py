@@ -56,3 +56,4 @@ def test_nothing_is_broken_within_the_first_steps() -> None:
 def test_nothing_is_broken_anywhere() -> None:
     found = small_world(Bounds()).explore(seconds=600)
     assert not found.rule, found.story
+    assert found.states > 1_000_000

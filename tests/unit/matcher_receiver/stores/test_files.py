@@ -43,7 +43,7 @@ def test_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("missing", "file"):
         with pytest.raises(SettingError, match=f"{name}', expected a folder that exists"):
-            FileSnapshotStore(tmp_path / name, 7)
+            FileSnapshotStore(str(tmp_path / name), 7)
 
 
 async def test_newest_snapshot_comes_back(store: FileSnapshotStore, tmp_path: Path) -> None:
