@@ -263,7 +263,7 @@ class PreferredSources(ClosedAtExit):
     def _next_avoidance(self, source: GapSource) -> float:
         """Return for how long no rows are read, or waited for, there: longer each time in a row."""
         setbacks = self._setbacks[id(source)] = self._setbacks.get(id(source), 0) + 1
-        return self._config.avoid_seconds * 2 ** min(setbacks - 1, _DOUBLINGS_MAX)
+        return self._config.avoid_seconds * (1 << min(setbacks - 1, _DOUBLINGS_MAX))
 
     def _is_avoided(self, source: GapSource) -> bool:
         return asyncio.get_running_loop().time() < self._avoided_until.get(id(source), 0.0)
