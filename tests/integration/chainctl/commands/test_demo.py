@@ -21,7 +21,7 @@ from local_stack.last_demo import LastDemo
 from orderchain.pytest_plugin import make_server_folder
 from orderchain_demo.books import QUANTITY_MAX
 from orderchain_demo.flow import order_flow
-from tests.deadlines import until
+from tests.deadlines import deadline, until
 from tests.integration.chainctl.conftest import Call
 from tests.pages import ROOT, blocks_of
 
@@ -286,7 +286,12 @@ def test_demo_with_killed_parent_leaves_no_service_behind(demo: Started) -> None
     services = demo.services()
     demo.process.kill()
     demo.process.wait()
-    asyncio.run(until(lambda: not any(map(is_there, services.values()))))
+
+    async def until_gone() -> None:
+        async with deadline(30):
+            await until(lambda: not any(map(is_there, services.values())))
+
+    asyncio.run(until_gone())
 
 
 @pytest.mark.parametrize(
