@@ -331,6 +331,37 @@ CREATE TABLE receiver_halt (
     PRIMARY KEY (chain_id, receiver)
 );
 
+-- Digests of the states that the callers of a receiver had after an order: what a replay and a
+-- shadow are compared with. They are kept until the receiver is forgotten.
+CREATE TABLE receiver_state (
+    chain_id integer NOT NULL REFERENCES chain_head,
+    receiver text    NOT NULL,
+    id       bigint  NOT NULL, -- the order
+    "group"  text    NOT NULL, -- whose state, such as a symbol; empty where the chain has one
+    digest   bytea   NOT NULL CHECK (length(digest) BETWEEN 1 AND 64),
+    login    text    NOT NULL DEFAULT session_user,
+    PRIMARY KEY (chain_id, receiver, id, "group")
+);
+
+-- The result of each shadow: a receiver that has no effects, and is compared with another one. It
+-- has no checkpoint, and retention never waits for it.
+CREATE TABLE receiver_shadow (
+    chain_id      integer     NOT NULL REFERENCES chain_head,
+    receiver      text        NOT NULL,
+    shadow_of     text        NOT NULL,
+    compared_id   bigint      NOT NULL, -- the last order after which states were compared
+    compared      bigint      NOT NULL, -- states, since the shadow's start
+    groups        bigint      NOT NULL, -- those that differ
+    differs_group text,                 -- the first that differed, from here ...
+    differs_id    bigint,
+    equal_id      bigint,               -- the last order after which it was equal; 0 for none
+    stored_digest bytea,                -- the other receiver's
+    found_digest  bytea,                -- ... to here
+    updated_at    timestamptz NOT NULL DEFAULT now(),
+    login         text        NOT NULL DEFAULT session_user,
+    PRIMARY KEY (chain_id, receiver)
+) WITH (fillfactor = 50);
+
 -- How far a chain was proven whole, and by whom: one row per verification that went further. Never
 -- changed, and removed only by an act of the owner's; only the last one counts.
 CREATE TABLE chain_verified (
@@ -578,6 +609,8 @@ ALTER TABLE chain_verified ENABLE ROW LEVEL SECURITY;
 ALTER TABLE receiver_checkpoint ENABLE ROW LEVEL SECURITY;
 ALTER TABLE receiver_gap ENABLE ROW LEVEL SECURITY;
 ALTER TABLE receiver_halt ENABLE ROW LEVEL SECURITY;
+ALTER TABLE receiver_state ENABLE ROW LEVEL SECURITY;
+ALTER TABLE receiver_shadow ENABLE ROW LEVEL SECURITY;
 
 DO $$
 DECLARE
@@ -588,7 +621,8 @@ BEGIN
         SELECT tablename, policyname FROM pg_policies
          WHERE schemaname = 'public'
            AND tablename IN ('chain_head', 'chain_batch', 'chain_term', 'chain_verified',
-                             'receiver_checkpoint', 'receiver_gap', 'receiver_halt')
+                             'receiver_checkpoint', 'receiver_gap', 'receiver_halt',
+                             'receiver_state', 'receiver_shadow')
     LOOP
         EXECUTE format('DROP POLICY %I ON public.%I', known.policyname, known.tablename);
     END LOOP;
@@ -602,6 +636,8 @@ CREATE POLICY read_all ON chain_verified FOR SELECT USING (true);
 CREATE POLICY read_all ON receiver_checkpoint FOR SELECT USING (true);
 CREATE POLICY read_all ON receiver_gap FOR SELECT USING (true);
 CREATE POLICY read_all ON receiver_halt FOR SELECT USING (true);
+CREATE POLICY read_all ON receiver_state FOR SELECT USING (true);
+CREATE POLICY read_all ON receiver_shadow FOR SELECT USING (true);
 
 CREATE POLICY update_all ON chain_head FOR UPDATE TO sequencer_writer USING (true);
 
@@ -651,6 +687,24 @@ CREATE POLICY own_insert ON receiver_halt FOR INSERT TO receiver_writer WITH CHE
                        AND place.receiver = receiver_halt.receiver AND place.login <> session_user)
 );
 
+CREATE POLICY own_insert ON receiver_state FOR INSERT TO receiver_writer WITH CHECK (
+    login = session_user
+    AND NOT EXISTS (SELECT FROM receiver_checkpoint AS place
+                     WHERE place.chain_id = receiver_state.chain_id
+                       AND place.receiver = receiver_state.receiver AND place.login <> session_user)
+);
+CREATE POLICY own_update ON receiver_state FOR UPDATE TO receiver_writer
+    USING (login = session_user);
+CREATE POLICY own_insert ON receiver_shadow FOR INSERT TO receiver_writer WITH CHECK (
+    login = session_user
+    AND NOT EXISTS (SELECT FROM receiver_checkpoint AS place
+                     WHERE place.chain_id = receiver_shadow.chain_id
+                       AND place.receiver = receiver_shadow.receiver
+                       AND place.login <> session_user)
+);
+CREATE POLICY own_update ON receiver_shadow FOR UPDATE TO receiver_writer
+    USING (login = session_user);
+
 -- ----------------------------------------------------------------------------------------- grants
 -- docs/permissions.md shows every privilege, by role.
 
@@ -696,6 +750,14 @@ GRANT SELECT,
     UPDATE (until_id, cause, outcome, source, row_count, found_at, duration)
     ON receiver_gap TO receiver_writer;
 GRANT EXECUTE ON FUNCTION receiver_gap_trim(integer, text, integer) TO receiver_writer;
+GRANT SELECT, INSERT (chain_id, receiver, id, "group", digest), UPDATE (digest)
+    ON receiver_state TO receiver_writer;
+GRANT SELECT,
+    INSERT (chain_id, receiver, shadow_of, compared_id, compared, groups, differs_group, differs_id,
+            equal_id, stored_digest, found_digest),
+    UPDATE (shadow_of, compared_id, compared, groups, differs_group, differs_id, equal_id,
+            stored_digest, found_digest, updated_at)
+    ON receiver_shadow TO receiver_writer;
 -- Not UPDATE, not DELETE: no service lifts its own halt.
 GRANT SELECT, INSERT (chain_id, receiver, at_id, reason, detail) ON receiver_halt
     TO receiver_writer;
@@ -707,7 +769,7 @@ GRANT SELECT (chain_id, epoch, nonce, owner, backend_pid, backend_start, last_id
     published_id, topic, topic_partition, is_published, partition_ids, created_at) ON chain_head TO auditor;
 GRANT SELECT ON schema_version, chain_lease, chain_term, chain_batch, chain_page, chain_event,
     chain_key_page, chain_client, chain_intake, chain_intake_reject, chain_skip, receiver_checkpoint, receiver_gap,
-    receiver_halt, chain_verified, chain_act TO auditor;
+    receiver_halt, receiver_state, receiver_shadow, chain_verified, chain_act TO auditor;
 -- Not UPDATE, not DELETE: a mark that was set stays. The server sets number, login and time.
 GRANT INSERT (chain_id, after_id, until_id, seal, verified_by) ON chain_verified TO auditor;
 -- To see whether the numbers are below those of the rows, as on a promoted logical replica.

@@ -254,6 +254,52 @@ class Run(Struct, frozen=True, kw_only=True):
         return self.end.id
 
 
+class StoredState(Struct, frozen=True, gc=False):
+    """The digest of a state that a receiver's caller had after an order."""
+
+    id: int
+    """The order after which it had the state."""
+    group: str
+    """Whose state, such as a symbol; empty where the chain has one state."""
+    digest: bytes
+
+
+class StoredStates(Struct, frozen=True):
+    """States that a receiver has stored, as far as they were read."""
+
+    until_id: int
+    """No state up to this id is left out. Above the receiver's place there is none."""
+    states: tuple[StoredState, ...]
+    """Those after the id that was asked for, by id."""
+
+
+class ShadowReport(Struct, frozen=True, kw_only=True):
+    """The result of a shadow's comparisons so far."""
+
+    compared_id: int
+    """The last order after which states were compared."""
+    compared: int
+    """States compared since the shadow's start."""
+    groups: int = 0
+    """Groups whose states differ."""
+    first: ShadowDifference | None = None
+    """The difference that was found first."""
+
+
+class ShadowDifference(Struct, frozen=True, kw_only=True):
+    """The first state of a group that differs: those after it differ because of it."""
+
+    group: str
+    id: int
+    """Both states are those after this order."""
+    equal_id: int
+    """The last order after which both were equal; 0 for none."""
+    stored: bytes
+    """Digest of the other receiver's state."""
+    found: bytes
+    """Digest of the shadow's; empty where it has no state of the group."""
+
+
 class IntakeReject(Struct, frozen=True, kw_only=True):
     """A record of an intake that became no order; stored with the mark that moved past it.
 

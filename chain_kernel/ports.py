@@ -6,7 +6,8 @@ its own. Each method states what it raises; every one of them ends by a deadline
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from chain_kernel.limits import ID_MAX
 
@@ -26,10 +27,17 @@ if TYPE_CHECKING:
         LeaseState,
         Mark,
         Run,
+        ShadowReport,
         Snapshot,
+        StoredState,
+        StoredStates,
         Term,
     )
     from chain_kernel.seal import Batch
+
+
+NO_STATES: Final[Mapping[str, bytes]] = MappingProxyType({})
+"""No digests of states."""
 
 
 class Closable(Protocol):
@@ -575,8 +583,16 @@ class CheckpointStore(Closable, Protocol):
         """
         ...
 
-    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+    async def save(
+        self,
+        first_pid: int,
+        end: Mark,
+        connection: object | None = None,
+        states: Mapping[str, bytes] = NO_STATES,
+    ) -> None:
         """Move the place from `first_pid` to `end`, by compare-and-set; it never moves back.
+
+        With it the digests of `states` are stored, by group: both or neither.
 
         Where no place is stored, a start inserts it (`first_pid` is `end.id`), or a save from the
         beginning of the chain (`first_pid` is 0); else it was lost, and CheckpointLost is raised.
@@ -602,6 +618,32 @@ class CheckpointStore(Closable, Protocol):
 
     def record_gap(self, gap: Gap) -> None:
         """Store `gap` later; never waits, never raises."""
+        ...
+
+
+class ShadowStore(CheckpointStore, Protocol):
+    """The store of a shadow: it reads what the receiver that it follows has stored, and keeps
+    nothing but digests and the result of the comparison.
+
+    It keeps no place, and reports none: retention never waits for a shadow.
+    """
+
+    @property
+    def shadow_of(self) -> str:
+        """The name of the receiver that it follows."""
+        ...
+
+    async def other_states(self, after_id: int) -> StoredStates:
+        """Return the next states that the other receiver has stored after `after_id`.
+
+        Raises:
+            SettingError: no receiver of that name stores a place.
+            RetryError: the database does not answer.
+        """
+        ...
+
+    def record(self, report: ShadowReport, states: Sequence[StoredState] = ()) -> None:
+        """Store the result, and the shadow's own states, later; never waits, never raises."""
         ...
 
 

@@ -57,7 +57,7 @@ EXAMPLES: Final = {
     "seal show": "/mnt/vault/seals/*.json",
     "verify": "--chain 1 --source database --source journal:journal.jsonl",
     "verify table": "trades --id-column seq --key-column account",
-    "verify replay": "my_books:BOOKS --chain 1 --states database:book_state",
+    "verify replay": "my_books:BOOKS --chain 1 --states receiver:matching",
     "archive": "--chain 1 --archive /srv/archive",
     "retention": '--chain 1 --archive /srv/archive --until 5000 --drop --reason "disk"',
     "repair": '--chain 1 --source topic --reason "page was overwritten" --dry-run',

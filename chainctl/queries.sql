@@ -171,14 +171,22 @@ SELECT head_delivered, batch_last_id, seal, epoch, updated_at, is_report FROM re
 -- halt_of: why a receiver has halted
 SELECT at_id, reason, detail, halted_at FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
 
--- has_gaps: whether a receiver has an entry in the gap ledger
+-- has_more: whether a receiver has an entry in the gap ledger, stored states, or is a shadow
 SELECT EXISTS (SELECT FROM receiver_gap WHERE chain_id = $1 AND receiver = $2)
+    OR EXISTS (SELECT FROM receiver_state WHERE chain_id = $1 AND receiver = $2)
+    OR EXISTS (SELECT FROM receiver_shadow WHERE chain_id = $1 AND receiver = $2)
 
 -- forget_receiver: remove the checkpoint of a receiver
 DELETE FROM receiver_checkpoint WHERE chain_id = $1 AND receiver = $2
 
 -- forget_gaps: remove the gap ledger of a receiver
 DELETE FROM receiver_gap WHERE chain_id = $1 AND receiver = $2
+
+-- forget_states: remove the stored states of a receiver
+DELETE FROM receiver_state WHERE chain_id = $1 AND receiver = $2
+
+-- forget_shadow: remove the result of a shadow
+DELETE FROM receiver_shadow WHERE chain_id = $1 AND receiver = $2
 
 -- lift_halt: remove the halt of a receiver
 DELETE FROM receiver_halt WHERE chain_id = $1 AND receiver = $2
@@ -402,6 +410,14 @@ SELECT head.chain_id AS chain, receiver,
           AND batch.last_id > coalesce(place.head_delivered, 0)
        ) AS behind
  WHERE $2::text IS NULL OR receiver = $2
+ ORDER BY chain, receiver
+
+-- shadows: each shadow of a chain, or of all, and how its states compare with those of the other
+SELECT chain_id AS chain, receiver, shadow_of, compared, compared_id, groups, differs_group,
+       differs_id, equal_id, encode(stored_digest, 'hex') AS stored_digest,
+       encode(found_digest, 'hex') AS found_digest, updated_at AS updated
+  FROM receiver_shadow
+ WHERE $1::integer IS NULL OR chain_id = $1
  ORDER BY chain, receiver
 
 -- head_seal: the last batch of a chain with its seal; the genesis row of an empty one

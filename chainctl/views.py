@@ -121,6 +121,41 @@ class ReceiverLine(Struct, frozen=True, kw_only=True):
         return "late" if is_late else "keeps up"
 
 
+class ShadowLine(Struct, frozen=True, kw_only=True):
+    """One shadow, and how its states compare with those of the receiver that it follows."""
+
+    chain: int
+    receiver: str
+    """The shadow."""
+    shadow_of: str
+    compared: int
+    """States compared since its start."""
+    compared_id: int
+    """The last order after which some were."""
+    groups: int
+    """Groups whose states differ."""
+    differs_group: str | None
+    """The group that differed first; None while none does."""
+    differs_id: int | None
+    """The first order after which it differed."""
+    equal_id: int | None
+    """The last order after which it was equal; 0 for none."""
+    stored_digest: str | None
+    found_digest: str | None
+    """Digests of its state there, in hexadecimal: the receiver's, and the shadow's."""
+    updated: str
+
+    @property
+    def result(self) -> str:
+        """`equal`, `nothing compared`, or in words where it differs first."""
+        if self.differs_id is None:
+            return "equal" if self.compared else "nothing compared"
+        whose = f"in {self.differs_group!r} " if self.differs_group else ""
+        more = f"; {counted(self.groups, 'group')} in all" if self.groups > 1 else ""
+        since = f"equal up to {self.equal_id}" if self.equal_id else "never equal"
+        return f"differs {whose}after id {self.differs_id}, {since}{more}"
+
+
 class GapLine(Struct, frozen=True, kw_only=True):
     """One entry of the gap ledger."""
 
@@ -164,6 +199,11 @@ async def read_receivers(
 ) -> list[ReceiverLine]:
     """Return the receivers of a chain, or of all; the one of that `name` alone if it is given."""
     return lines_of(ReceiverLine, await connection.fetch(SQL["lag"], chain_id, name))
+
+
+async def read_shadows(connection: Connection, chain_id: int | None) -> list[ShadowLine]:
+    """Return the shadows of a chain, or of all."""
+    return lines_of(ShadowLine, await connection.fetch(SQL["shadows"], chain_id))
 
 
 def lines_of(kind: type[_Line], rows: Sequence[Mapping[str, Any]]) -> list[_Line]:

@@ -21,6 +21,7 @@ with needs_extra("receiver", __name__):
     from matcher_receiver.stores.chain_frames import ChainFrames
     from matcher_receiver.stores.files import FileSnapshotStore
     from matcher_receiver.stores.postgres import PostgresCheckpointStore, PostgresHeadReports
+    from matcher_receiver.stores.shadow import PostgresShadowStore
 
 if TYPE_CHECKING:
     from matcher_receiver.stores.kafka import KafkaFrameSource
@@ -34,6 +35,7 @@ __all__ = [
     "KafkaSourceConfig",
     "PostgresCheckpointStore",
     "PostgresHeadReports",
+    "PostgresShadowStore",
     "Receiver",
     "ReceiverConfig",
     "ReceiverStats",

@@ -9,10 +9,12 @@ import asyncio
 import heapq
 import logging
 from collections import deque
+from collections.abc import Mapping
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.errors import CheckpointLost, RowsMissing, SettingError
+from chain_kernel.ports import NO_STATES
 from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
@@ -73,6 +75,30 @@ BY_CALLER_MAX: Final = 1_000
 more of them since is refused when it begins again from before them."""
 
 
+GROUP_CHARACTERS_MAX: Final = 200
+DIGEST_BYTES_MAX: Final = 64
+
+
+def require_states(states: object) -> Mapping[str, bytes]:
+    """Return digests of states by group, as they can be stored. Raises SettingError."""
+    if not isinstance(states, Mapping):
+        raise SettingError("states", states, "digests by group")
+    for group, digest in states.items():
+        is_text = isinstance(group, str) and len(group) <= GROUP_CHARACTERS_MAX
+        if not is_text or not _can_be_stored(group):
+            expected = f"text of up to {GROUP_CHARACTERS_MAX} characters, without NUL"
+            raise SettingError("group of a state", group, expected)
+        if not isinstance(digest, bytes) or not 0 < len(digest) <= DIGEST_BYTES_MAX:
+            expected = f"1 to {DIGEST_BYTES_MAX} bytes"
+            raise SettingError(f"digest of the state of group {group!r}", digest, expected)
+    return states
+
+
+def _can_be_stored(text: str) -> bool:
+    """Return whether PostgreSQL takes a text: NUL and half of a surrogate pair are none."""
+    return "\0" not in text and not any("\ud800" <= each <= "\udfff" for each in text)
+
+
 class CheckpointProgress:
     """Moves the checkpoint past what was delivered, by compare-and-set."""
 
@@ -88,6 +114,8 @@ class CheckpointProgress:
         # What was stored in callers' transactions since: the place that each followed, and its own.
         self._by_caller: deque[tuple[int, int]] = deque(maxlen=BY_CALLER_MAX)
         self._in_callers_hands = start.id
+        # States of a run whose place is reported later, since its effect was not committed yet.
+        self._held_states = NO_STATES
         self.worked_off = WorkedOff(start.id)
         """Callers that wait until a row is processed, as `Receiver.until_delivered` does."""
 
@@ -109,14 +137,16 @@ class CheckpointProgress:
             raise RowsMissing(run.chain_id, self.delivered.id, run.first_pid)
         self.delivered = run.end
 
-    async def save(self, run: Run, connection: object | None) -> None:
+    async def save(
+        self, run: Run, connection: object | None, states: Mapping[str, bytes] = NO_STATES
+    ) -> None:
         """Store that everything up to the end of `run` was processed; see `Receiver.checkpoint`."""
         if self._store is None:
             raise SettingError("checkpoints", None, "a store, to keep a checkpoint in")
         self._refuse_foreign(run)
         repeated = self._repeated(run, connection)
         if repeated is not None or run.last_id > self._saved.id:
-            await self._save(self._store, run, connection, repeated)
+            await self._save(self._store, run, connection, repeated, states)
         elif connection is not None and run.last_id > self._committed_id:
             # So long ago that the place it followed is forgotten. Nothing is left alone here: if it
             # was rolled back, its effect would be committed without its place.
@@ -140,14 +170,21 @@ class CheckpointProgress:
         return None
 
     async def _save(
-        self, store: CheckpointStore, run: Run, connection: object | None, repeated: int | None
+        self,
+        store: CheckpointStore,
+        run: Run,
+        connection: object | None,
+        repeated: int | None,
+        states: Mapping[str, bytes],
     ) -> None:
         first_pid = self._saved.id if repeated is None else self._by_caller[repeated][0]
         if store.keeps_place or connection is None:
-            await store.save(first_pid, run.end, connection)
-        elif repeated is None:
-            # The caller has come past the place before, so that one was committed.
-            await store.save(first_pid, self._saved)
+            await store.save(first_pid, run.end, connection, states)
+        else:
+            if repeated is None:
+                # The caller has come past the place before, so that one was committed.
+                await store.save(first_pid, self._saved, None, self._held_states)
+            self._held_states = states
         self._saved = run.end
         while repeated is not None and len(self._by_caller) > repeated:
             self._by_caller.pop()  # rolled back, too

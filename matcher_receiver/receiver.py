@@ -18,19 +18,21 @@ from chain_kernel.errors import (
 )
 from chain_kernel.handlers import check_handler, result_of
 from chain_kernel.monitoring import LAG_LIMITS
+from chain_kernel.ports import NO_STATES
 from chain_kernel.tasks import HomeLoop, uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
 from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked
-from matcher_receiver.checkpoint import CheckpointProgress, store_halt
+from matcher_receiver.checkpoint import CheckpointProgress, require_states, store_halt
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
 from matcher_receiver.listening import OptionalFrames, ReceiveLoop
 from matcher_receiver.reading import ReceiverParts
+from matcher_receiver.shadow import Shadow
 from matcher_receiver.stats import METRICS, GapLedger, ReceiverCounters, ReceiverStats, archived_gap
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from random import Random
     from types import TracebackType
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         CheckpointStore,
         FrameSource,
         GapSource,
+        ShadowStore,
         SnapshotStore,
     )
     from chain_kernel.start_at import StartAt
@@ -131,6 +134,7 @@ def stats_of(
     name: str,
     head_delivered: int,
     gaps: GapLedger,
+    shadow: Shadow | None,
 ) -> ReceiverStats:
     """Return the counters as they are now."""
     lag = receive_loop.watch.lag
@@ -147,6 +151,7 @@ def stats_of(
         open_gap=receive_loop.filling.range,
         gaps=gaps.count,
         gap_durations=gaps.durations.histogram,
+        shadow=None if shadow is None else shadow.core.report(),
         **{**vars(counters), "dropped": dict(counters.dropped)},
     )
 
@@ -182,8 +187,13 @@ class Receiver:
         snapshots: SnapshotStore | None = None,
         on_state: Callable[[State], None] | None = None,
         random: Random | None = None,
+        shadow: ShadowStore | None = None,
     ) -> None:
+        """Take the parts. With `shadow` it follows another receiver, which see; then there are no
+        `checkpoints`.
+        """
         self._config = config
+        checkpoints = checkpoints or shadow
         is_required = config.tuning.kafka_at_start == "required"
         self._frames = OptionalFrames(
             frames, config.tuning.poll_after_seconds, random, is_broker_required=is_required
@@ -200,6 +210,9 @@ class Receiver:
         self._core: ReceiveCore | None = None
         self._receive_loop: ReceiveLoop | None = None
         self._place: CheckpointProgress | None = None
+        self._shadow_store = shadow
+        self._shadow: Shadow | None = None
+        self._random = random
         self._logged_state: State | None = None
         self._is_halt_stored = checkpoints is None
         self._unhandled: Run | None = None
@@ -280,6 +293,10 @@ class Receiver:
         database_id = None if self._checkpoints is None else self._checkpoints.database_id
         self._core = core = ReceiveCore(self._config.chain_id, start, database_id)
         self._place = CheckpointProgress(self._checkpoints, start, stored)
+        if self._shadow_store is not None:
+            shadow = Shadow(self._shadow_store, start, self._waits, self._random)
+            await shadow.begin()
+            self._shadow = shadow
         parts = ReceiverParts(
             self._config.tuning,
             core,
@@ -364,6 +381,7 @@ class Receiver:
             name=self._name,
             head_delivered=self.head_delivered,
             gaps=self.gaps,
+            shadow=self._shadow,
         )
 
     def samples(self) -> Iterator[Sample]:
@@ -391,7 +409,13 @@ class Receiver:
             return f"{self._label}: {stats.lag_ids} ids behind for {stats.lag_seconds:.0f} s"
         return None
 
-    async def checkpoint(self, run: Run, connection: object | None = None) -> None:
+    async def checkpoint(
+        self,
+        run: Run,
+        connection: object | None = None,
+        *,
+        states: Callable[[], Mapping[str, bytes]] | None = None,
+    ) -> None:
         """Store that everything up to the end of `run` has been processed.
 
         One call may cover all runs since the last one. After a rollback, call again with the same
@@ -399,20 +423,35 @@ class Receiver:
         it. A run that an earlier call has covered is left alone; with a `connection` it is refused,
         since its effect has been committed before.
 
+        With `states`, digests of the caller's states are stored, too: a replay and a shadow are
+        compared with them. A shadow compares its own here, where the other receiver has stored
+        some, and is called after each run.
+
         Args:
             run: one that this receiver has delivered.
             connection: the caller's own, inside its transaction: effect and checkpoint are
                 committed or rolled back together.
+            states: returns the digests, up to 64 bytes each, of the groups that have changed since
+                `states` was last asked, by group; after an error it is asked again.
 
         Raises:
-            SettingError: the run was not delivered here, or `connection` is outside of a
-                transaction.
+            SettingError: the run was not delivered here, `connection` is outside of a transaction,
+                or given to a shadow; or digests cannot be stored.
             CheckpointLost: another receiver has moved the checkpoint, or an effect would be
                 committed twice: roll back and stop.
             RetryError: it is not known whether it was stored: call again.
         """
         self._home.check()
-        await self._running(self._place).save(run, connection)
+        place = self._running(self._place)
+        if self._shadow is None:
+            found = NO_STATES if states is None else require_states(states())
+            await place.save(run, connection, found)
+            return
+        if connection is not None:
+            raise SettingError("connection", "given", "none: a shadow has no effects")
+        await place.save(run, None)
+        if states is not None:
+            self._shadow.compare(run, states)
 
     async def run(self, handler: Callable[[Run], Awaitable[None]]) -> None:
         """Hand each run to `handler`, and store the checkpoint after it, until the iteration ends.
@@ -467,9 +506,10 @@ class Receiver:
         try:
             # What was found while no caller waited is raised even if `stop` was called since.
             waits = self._waits
-            while not (receive_loop.is_over or (waits.is_stopping and not waits.is_busy)):
-                run = await receive_loop.step()
-                self._log_state(core.state)
+            while self._is_holding or not (
+                receive_loop.is_over or (waits.is_stopping and not waits.is_busy)
+            ):
+                run = await self._step(core, receive_loop)
                 if run is not None:
                     self._running(self._place).deliver(run)
                     return run
@@ -479,6 +519,21 @@ class Receiver:
             await self._halt(core, error)
         self._end_waits(StoppedError(f"{self._label}: ended after id {self.head_delivered}"))
         raise StopAsyncIteration
+
+    @property
+    def _is_holding(self) -> bool:
+        return self._shadow is not None and self._shadow.is_holding
+
+    async def _step(self, core: ReceiveCore, receive_loop: ReceiveLoop) -> Run | None:
+        """Return the next run; None if there is none yet."""
+        shadow = self._shadow
+        if shadow is None or not shadow.is_holding:
+            run = await receive_loop.step()
+            self._log_state(core.state)
+            if shadow is None or run is None:
+                return run
+            shadow.hold(run)
+        return await shadow.next_part(self._running(self._place).delivered)
 
     async def until_delivered(self, row_id: int) -> None:
         """Return once everything up to `row_id` was delivered to the caller and processed.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from chain_kernel.clock import Clock
     from chain_kernel.errors import RowsArchived
-    from chain_kernel.model import Cause
+    from chain_kernel.model import Cause, ShadowReport
 
 
 @dataclass(kw_only=True)
@@ -96,6 +96,8 @@ class ReceiverStats(ReceiverCounters):
     gap_durations: Histogram = gauge_field(
         "From when a gap was seen to its last order.", name="gap_seconds", kind="histogram"
     )
+    shadow: ShadowReport | None = None
+    """What a shadow has found; None for another receiver."""
 
 
 _R = Metric[ReceiverStats]
@@ -119,6 +121,12 @@ METRICS: Final = (
     _R("orderchain_receiver_frames_dropped_total", "counter",
        "Frames dropped for another reason; mac, nonce and phantom are forged ones.",
        lambda stats: {**_NO_FORGERY, **stats.dropped}, "reason"),
+    _R("orderchain_receiver_shadow_states_total", "counter",
+       "States of a shadow: compared with those of the receiver that it follows.",
+       lambda stats: {"compared": stats.shadow.compared} if stats.shadow else {}, "result"),
+    _R("orderchain_receiver_shadow_groups", "gauge",
+       "Groups of a shadow whose states differ from those of the receiver that it follows.",
+       lambda stats: {"differ": stats.shadow.groups} if stats.shadow else {}, "result"),
 )  # fmt: skip
 """Metrics of a receiver, with the labels `chain` and `name`."""
 

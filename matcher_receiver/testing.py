@@ -25,7 +25,11 @@ from chain_kernel.testing.memory_chain import (
     slices_of,
 )
 from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
-from chain_kernel.testing.memory_receiver import MemoryCheckpointStore, MemoryGapSource
+from chain_kernel.testing.memory_receiver import (
+    MemoryCheckpointStore,
+    MemoryGapSource,
+    MemoryShadowStore,
+)
 from chain_kernel.testing.memory_sql import SqlDatabase
 from chain_kernel.testing.memory_store import MemoryDatabase
 from chain_kernel.testing.virtual_loop import (
@@ -42,7 +46,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from chain_kernel.model import Mark, Run
-    from chain_kernel.ports import CheckpointStore, FrameSource, GapSource, SnapshotStore
+    from chain_kernel.ports import (
+        CheckpointStore,
+        FrameSource,
+        GapSource,
+        ShadowStore,
+        SnapshotStore,
+    )
     from chain_kernel.testing.memory_sql import AnswerTo, MemoryConnection
 
     Service = Callable[[Receiver], Awaitable[object]]
@@ -260,6 +270,10 @@ class MemoryChain:
     def checkpoints(self, receiver: str = "receiver") -> CheckpointStore:
         """Return the store of one receiver's place, which outlives the receiver."""
         return MemoryCheckpointStore(self._database, CHAIN_ID, receiver, self._ask)
+
+    def shadow(self, receiver: str, shadow_of: str) -> ShadowStore:
+        """Return the store of a shadow, for `open_receiver(..., shadow_of=...)`."""
+        return MemoryShadowStore(self._database, CHAIN_ID, receiver, shadow_of, self._ask)
 
     def checkpoint(self, receiver: str = "receiver") -> Mark | None:
         """Return what is stored of a receiver's place now."""

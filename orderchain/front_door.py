@@ -15,6 +15,7 @@ from matcher_receiver import (
     CheckpointConfig,
     PostgresCheckpointStore,
     PostgresHeadReports,
+    PostgresShadowStore,
     Receiver,
 )
 from matcher_receiver.receiver import check_parts
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from datetime import datetime
     from random import Random
 
+    from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clock import Clock
     from chain_kernel.ports import (
         CheckpointStore,
         FrameSource,
         GapSource,
+        ShadowStore,
         SnapshotStore,
     )
     from chain_verifier.dataframe.fold import Fold
@@ -48,6 +51,7 @@ def open_receiver(
     on_state: Callable[[State], None] | None = None,
     clock: Clock | None = None,
     random: Random | None = None,
+    shadow_of: str | ShadowStore | None = None,
 ) -> Receiver:
     """Return the receiver that `config` describes, to be entered: `async with open_receiver(...)`.
 
@@ -58,12 +62,19 @@ def open_receiver(
     same chain and name, which the receiver checks at its start, and are closed with it. Nothing is
     connected before the receiver is entered.
 
+    With `shadow_of`, another receiver's name or a `ShadowStore`, it is its shadow: a candidate
+    without effects, whose states are compared with those that the other gives to `checkpoint`.
+    It follows at the other's place, never comes past it, keeps no place of its own, and retention
+    does not wait for it. `config.name` is the shadow's own name. The first difference is logged, is
+    in `stats().shadow` and the metrics, and is shown by `chainctl status`.
+
     Raises:
         SettingError: `config` lacks what a part needs.
     """
     if config.tuning.calm_collector:
         calm_collector()
-    if checkpoints is None:
+    shadow = None if shadow_of is None else _shadow_store(config, shadow_of, checkpoints)
+    if checkpoints is None and shadow is None:
         checkpoints = _checkpoints(config, keeps_snapshots=snapshots is not None)
     source = gap_source or _gap_source(config)
     if frames is None:
@@ -77,6 +88,7 @@ def open_receiver(
         snapshots=snapshots,
         on_state=on_state,
         random=random,
+        shadow=shadow,
     )
 
 
@@ -163,10 +175,28 @@ def _checkpoints(config: ReceiverConfig, *, keeps_snapshots: bool) -> Checkpoint
             expected = 'the database that keeps the checkpoint, or checkpoint="reported"'
             raise SettingError("database", None, expected)
         return None
+    stored = _store_of(config, config.database)
+    return PostgresCheckpointStore(stored) if is_stored else PostgresHeadReports(stored)
+
+
+def _shadow_store(
+    config: ReceiverConfig, shadow_of: str | ShadowStore, checkpoints: CheckpointStore | None
+) -> ShadowStore:
+    if checkpoints is not None:
+        raise SettingError("checkpoints", "given", "none: a shadow keeps no place")
+    if not isinstance(shadow_of, str):
+        return shadow_of
+    if config.database is None:
+        expected = f"the database that keeps the states of {shadow_of!r}"
+        raise SettingError("database", None, expected)
+    return PostgresShadowStore(_store_of(config, config.database), shadow_of)
+
+
+def _store_of(config: ReceiverConfig, database: str | DatabaseConfig) -> CheckpointConfig:
     if config.name is None:
         raise SettingError("name", None, "the receiver's name, under which its place is stored")
-    stored = CheckpointConfig(
-        database=config.database,
+    return CheckpointConfig(
+        database=database,
         chain_id=config.chain_id,
         name=config.name,
         connect_seconds=config.tuning.connect_seconds,
@@ -174,4 +204,3 @@ def _checkpoints(config: ReceiverConfig, *, keeps_snapshots: bool) -> Checkpoint
         close_seconds=config.tuning.close_seconds,
         gaps_kept=config.tuning.gaps_kept,
     )
-    return PostgresCheckpointStore(stored) if is_stored else PostgresHeadReports(stored)

@@ -173,12 +173,8 @@ class MatchingService:
         async with self._connection.transaction():
             key = job.chain_id, job.receiver
             await self._connection.execute(SQL["save_state"], *key, run.last_id, *state)
-            books = [
-                (job.chain_id, symbol, run.last_id, digest)
-                for symbol, digest in self._exchange.take_touched().items()
-            ]
-            await self._connection.executemany(SQL["save_book"], books)
-            await self._receiver.checkpoint(run, self._connection)
+            books = self._exchange.take_touched
+            await self._receiver.checkpoint(run, self._connection, states=books)
         self._unsaved, self._unsaved_rows = None, 0
         self._saves += 1
 

@@ -16,16 +16,6 @@ CREATE TABLE IF NOT EXISTS public.demo_exchange (
     PRIMARY KEY (chain_id, receiver)
 );
 GRANT SELECT, INSERT, UPDATE ON public.demo_exchange TO receiver_writer;
-CREATE TABLE IF NOT EXISTS public.demo_book (
-    chain_id integer NOT NULL,
-    -- The symbol, and what rested in its book after the row of this id.
-    "group"  text    NOT NULL,
-    id       bigint  NOT NULL,
-    digest   bytea   NOT NULL,
-    PRIMARY KEY (chain_id, "group", id)
-);
-GRANT SELECT, INSERT ON public.demo_book TO receiver_writer;
-GRANT SELECT ON public.demo_book TO auditor;
 
 -- load_state: what was stored last
 SELECT head_delivered, journal_bytes, state
@@ -40,9 +30,6 @@ SET head_delivered = excluded.head_delivered,
     journal_bytes = excluded.journal_bytes,
     state = excluded.state,
     saved_at = now();
-
--- save_book: store the digest of a book; in the same transaction
-INSERT INTO public.demo_book (chain_id, "group", id, digest) VALUES ($1, $2, $3, $4);
 
 -- next_chain: the next free number
 SELECT coalesce(max(chain_id), 0) + 1 FROM chain_head;

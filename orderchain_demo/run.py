@@ -23,7 +23,7 @@ from local_stack import LocalStack, default_directory
 from local_stack.folders import DIRECTORY_VARIABLE, make_shared_folder, service_account
 from local_stack.last_demo import FOLDER, LastDemo, leave_demo
 from orderchain_demo.feed import DemoInput, generated_input, read_input
-from orderchain_demo.scenario import Plan, play, set_up_chain
+from orderchain_demo.scenario import RECEIVER, Plan, play, set_up_chain
 from orderchain_demo.summary import Summary, summarize
 from orderchain_demo.verify import VerifyJob, start_spark, verified
 
@@ -104,6 +104,7 @@ def run_demo(stack: LocalStack, options: DemoOptions) -> Summary:
         job = VerifyJob(
             database=setup.audit_database,
             chain_id=setup.chain_id,
+            receiver=RECEIVER,
             journal=str(plan.journal),
             rows=orders.rows,
         )

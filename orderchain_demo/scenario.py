@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 SQL: Final = load_sql("orderchain_demo", "queries.sql")
 
+RECEIVER: Final = "demo-matching"
+"""The name of the matching service's receiver."""
+
 CHAIN_TRIES: Final = 10
 """Numbers to try when somebody else takes each one at the same moment."""
 
@@ -158,7 +161,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             kafka=setup.kafka,
             topic=setup.topic,
             chain_id=setup.chain_id,
-            receiver="demo-matching",
+            receiver=RECEIVER,
             rows=self.orders.rows,
             journal=str(self.journal),
             save_rows=self.save_rows,

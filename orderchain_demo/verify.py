@@ -41,6 +41,8 @@ class VerifyJob(Struct, frozen=True, kw_only=True):
 
     database: str
     chain_id: int
+    receiver: str
+    """The matching service: its states are compared with those of a replay."""
     journal: str
     rows: int
 
@@ -123,7 +125,7 @@ def main() -> None:
         database = DatabaseSource(database=job.database)
         # Each order is compared: an order that is cancelled soon leaves the same books.
         books = differences(
-            spark, BOOKS, database, job.chain_id, "database:demo_book",
+            spark, BOOKS, database, job.chain_id, f"receiver:{job.receiver}",
             candidate=SECOND, compared_rows=1,
         )  # fmt: skip
         if not books.states:

@@ -28,16 +28,19 @@ from chain_kernel.model import (
     FrameTerm,
     Mark,
     Run,
+    StoredState,
+    StoredStates,
 )
+from chain_kernel.ports import NO_STATES
 from chain_kernel.seal import event_pages, genesis_seal, next_seal
 from chain_kernel.testing.memory_store import CommittedChain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from uuid import UUID
 
     from chain_kernel.errors import HaltError
-    from chain_kernel.model import Event, Gap
+    from chain_kernel.model import Event, Gap, ShadowReport
     from chain_kernel.seal import Batch
     from chain_kernel.testing.memory_store import MemoryDatabase
 
@@ -410,8 +413,14 @@ class MemoryCheckpointStore:
         """Return the stored place."""
         return await self._ask(self._stored)
 
-    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
-        """Move the place by compare-and-set.
+    async def save(
+        self,
+        first_pid: int,
+        end: Mark,
+        connection: object | None = None,
+        states: Mapping[str, bytes] = NO_STATES,
+    ) -> None:
+        """Move the place by compare-and-set, and store states there.
 
         `connection` is a MemoryConnection, or a MemoryTransaction.
         """
@@ -425,12 +434,12 @@ class MemoryCheckpointStore:
             first_pid = self._from(first_pid)
             self._check(first_pid, end)
             transaction.check(lambda: self._check(first_pid, end))
-            transaction.add(lambda: self._put(end))
+            transaction.add(lambda: self._put(end, states))
             return
 
         async def move() -> None:
             self._check(self._from(first_pid), end)
-            self._put(end)
+            self._put(end, states)
 
         try:
             await self._ask(move)
@@ -462,8 +471,11 @@ class MemoryCheckpointStore:
             found_id = None if stored is None else stored.id
             raise CheckpointLost(self._chain_id, self._receiver, first_pid, found_id)
 
-    def _put(self, end: Mark) -> None:
-        self._chain().checkpoints[self._receiver] = end
+    def _put(self, end: Mark, states: Mapping[str, bytes]) -> None:
+        chain = self._chain()
+        chain.checkpoints[self._receiver] = end
+        own = chain.states.setdefault(self._receiver, {})
+        own.update({(end.id, group): digest for group, digest in states.items()})
 
     def _chain(self) -> CommittedChain:
         if self._database.is_away:
@@ -472,3 +484,65 @@ class MemoryCheckpointStore:
             return self._database.chains[self._chain_id]
         except KeyError:
             raise ChainMissing(self._chain_id) from None
+
+
+class MemoryShadowStore(MemoryCheckpointStore):
+    """A shadow's store; implements `chain_kernel.ports.ShadowStore`."""
+
+    def __init__(
+        self,
+        database: MemoryDatabase,
+        chain_id: int,
+        receiver: str,
+        shadow_of: str,
+        ask: Ask = ask_at_once,
+    ) -> None:
+        super().__init__(database, chain_id, receiver, ask)
+        self.shadow_of = shadow_of
+
+    @property
+    def keeps_place(self) -> bool:
+        """It keeps none."""
+        return False
+
+    async def load(self) -> Mark | None:
+        """Return no place. Raises SettingError for a name under which one is kept."""
+        if await super().load() is not None:
+            expected = "one under which no receiver keeps its checkpoint in this database"
+            raise SettingError("receiver's name", self.receiver, expected)
+        return None
+
+    async def save(
+        self,
+        first_pid: int,
+        end: Mark,
+        connection: object | None = None,
+        states: Mapping[str, bytes] = NO_STATES,
+    ) -> None:
+        """Keep nothing."""
+
+    async def other_states(self, after_id: int) -> StoredStates:
+        """Return what the other receiver has stored."""
+
+        async def look() -> StoredStates:
+            chain = self._chain()
+            place = chain.checkpoints.get(self.shadow_of)
+            if place is None:
+                expected = f"a receiver of chain {chain.chain_id} that stores or reports its place"
+                raise SettingError("shadow_of", self.shadow_of, expected)
+            stored = chain.states.get(self.shadow_of, {})
+            found = (
+                StoredState(at_id, group, digest)
+                for (at_id, group), digest in sorted(stored.items())
+                if after_id < at_id <= place.id
+            )
+            return StoredStates(place.id, tuple(found))
+
+        return await self._ask(look)
+
+    def record(self, report: ShadowReport, states: Sequence[StoredState] = ()) -> None:
+        """Keep the result, and the shadow's own states."""
+        chain = self._chain()
+        chain.shadows[self.receiver] = report
+        own = chain.states.setdefault(self.receiver, {})
+        own.update({(each.id, each.group): each.digest for each in states})

@@ -35,7 +35,7 @@ from chain_kernel.testing.memory_log import MemoryLog
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from chain_kernel.model import ClientNumber, Event, KeyPage, Mark
+    from chain_kernel.model import ClientNumber, Event, KeyPage, Mark, ShadowReport
 
 
 class CommitFault(Enum):
@@ -63,7 +63,7 @@ class MemoryCommit(Struct, frozen=True):
 _REPLAYED: Final = (
     "epoch", "nonce", "terms", "owner", "lease_counter", "lease_released", "step_down", "batches",
     "published_id", "is_published", "intake", "rejects", "skips", "key_pages", "clients",
-    "checkpoints", "replicated_id",
+    "checkpoints", "states", "shadows", "replicated_id",
 )  # fmt: skip
 
 
@@ -91,6 +91,9 @@ class CommittedChain:
         self.key_pages: dict[int, KeyPage] = {}
         self.clients: dict[str, ClientNumber] = {}
         self.checkpoints: dict[str, Mark] = {}
+        self.states: dict[str, dict[tuple[int, str], bytes]] = {}
+        """By receiver, digests of states by order and group."""
+        self.shadows: dict[str, ShadowReport] = {}
         self.replicated_id = 0
         """A synchronous standby has the rows up to here: they may be acknowledged."""
         # Commits whose client is gone, but whose transactions may still land, in this order.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -13,12 +12,10 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 
 from chain_kernel.errors import InputError, RetryError, SettingError
-from chain_kernel.sql import load_sql
 from chain_verifier.dataframe.replay import replay
 from chain_verifier.dataframe.source import NAME, register
 from chain_verifier.dataframe.two_folds import Divergence, TwoVersions, two_versions
 from chain_verifier.places import require_no_password
-from chain_verifier.server import Reading
 from chain_verifier.sources.database import DatabaseRows, require_whole
 from chain_verifier.sources.options import ChainOptions
 from chain_verifier.sources.table import open_files, open_table
@@ -33,15 +30,9 @@ if TYPE_CHECKING:
     from chain_verifier.dataframe.fold import Fold
 
 STATE_COLUMNS: Final = ("group", "id", "digest")
-_SQL: Final = load_sql("chain_verifier.sources", "chains.sql")
-_TYPES: Final = {"smallint": "int", "integer": "int", "bigint": "bigint", "bytea": "bytea"}
-_SPARK: Final = {"int": "int", "bigint": "bigint", "bytea": "binary", "text": "string"}
-"""Readers of PostgreSQL's types, with their types in Spark; all others are read as texts."""
-
-_FORMATS: Final = ("parquet", "json", "table", "database")
+_FORMATS: Final = ("parquet", "json", "table", "receiver")
 _ARROW_RECORDS: Final = 10_000
 """Orders that cross to Python at once: fewer cost more than the fold."""
-_TABLE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
 class Compared(Struct, frozen=True):
@@ -60,19 +51,24 @@ def read_states(
 ) -> DataFrame:
     """Return the stored states of a source: `group, id, digest`.
 
-    `parquet:PATH` and `json:PATH` are files, `table:NAME` is a table of the session's catalog,
-    `database:NAME` one of the chain's database, whose rows of other chains are left out where it
-    has a `chain_id`. Raises SettingError for another form, InputError for what cannot be read.
+    `receiver:NAME` is what a receiver of the chain has stored with its checkpoint. `parquet:PATH`
+    and `json:PATH` are files, `table:NAME` is a table of the session's catalog; rows of other
+    chains are left out where it has a `chain_id`. Raises SettingError for another form, InputError
+    for what cannot be read.
     """
     require_no_password("--states", source)
     kind, _, name = source.partition(":")
     if kind not in _FORMATS or not name:
         expected = ", ".join(f"{each}:NAME" for each in _FORMATS)
         raise SettingError("--states", source, f"one of {expected}")
-    if kind == "database" and not _TABLE.fullmatch(name):
-        raise SettingError("--states", source, "the name of a table")
     try:
-        found = _opened(spark, kind, name, database)
+        if kind == "receiver":
+            return _open_stored(spark, name, database, chain_id)
+        found = (
+            open_table(spark, name)
+            if kind == "table"
+            else open_files(spark, kind, name, text="group")
+        )
         missing = [column for column in STATE_COLUMNS if column not in found.columns]
         if "chain_id" in found.columns:
             if not found.where(F.col("chain_id").isNull()).isEmpty():
@@ -88,28 +84,17 @@ def read_states(
     return found.select(*STATE_COLUMNS)
 
 
-def _opened(spark: SparkSession, kind: str, name: str, database: DatabaseSource) -> DataFrame:
-    if kind == "table":
-        return open_table(spark, name)
-    if kind == "database":
-        return _open_stored(spark, name, database)
-    return open_files(spark, kind, name, text="group")
-
-
-def _open_stored(spark: SparkSession, name: str, database: DatabaseSource) -> DataFrame:
-    """Open a table of the database, with those of its columns that states have."""
-    with Reading(database.database, database.connect_seconds) as reading:
-        found = {each["name"]: each["type"] for each in reading.fetch(_SQL["columns"], name)}
-    if not found:
-        raise InputError("--states", f"database:{name}", "a table that the login may read")
-    columns = {
-        each: _TYPES.get(found[each], "text")
-        for each in ("chain_id", *STATE_COLUMNS)
-        if each in found
-    }
-    shown = ", ".join(f'"{each}"::{kind} AS "{each}"' for each, kind in columns.items())
-    schema = ", ".join(f"{each} {_SPARK[kind]}" for each, kind in columns.items())
-    statement = f"SELECT {shown} FROM {name}"  # noqa: S608 - a name without quotes
+def _open_stored(
+    spark: SparkSession, receiver: str, database: DatabaseSource, chain_id: int
+) -> DataFrame:
+    """Open the states that a receiver has stored with its checkpoint."""
+    # As bytes, whatever a name holds, and however the server reads a literal.
+    name = f"convert_from(decode('{receiver.encode().hex()}', 'hex'), 'UTF8')"
+    statement = (
+        'SELECT "group", id, digest FROM public.receiver_state '  # noqa: S608 - digits
+        f"WHERE chain_id = {chain_id} AND receiver = {name}"
+    )
+    schema = "group string, id bigint, digest bytea"
     return find(spark, WorkerLogin.of(database), [statement], schema)
 
 

@@ -36,9 +36,3 @@ SELECT h.chain_id, h.last_id AS head_id, b.last_id, b.epoch
 
 -- server: which server answers, of several
 SELECT concat_ws(':', host(pg_catalog.inet_server_addr()), current_setting('port')) AS server;
-
--- columns: the columns of the table or view $1 that the login may read
-SELECT attname AS name, pg_catalog.format_type(atttypid, NULL) AS type
-  FROM pg_catalog.pg_attribute
- WHERE attrelid = pg_catalog.to_regclass($1::text) AND attnum > 0 AND NOT attisdropped
-   AND pg_catalog.has_column_privilege(attrelid, attnum, 'SELECT');

@@ -168,7 +168,7 @@ def receivers() -> None:
 @json_option
 @uses_settings("database", "connect_seconds")
 def forget(settings: Settings, chain_id: int, name: str, act: ActByHand, as_json: bool) -> None:
-    """Remove a receiver that no longer exists: its checkpoint, gap ledger and halt.
+    """Remove a receiver that no longer exists: its checkpoint, gap ledger, states and halt.
 
     Retention then waits for it no longer. A receiver that starts under the name again begins at
     the start of the chain. Needs the owner's rights.
@@ -282,10 +282,10 @@ async def change_receiver(
 
 
 async def _forget(connection: Connection, chain_id: int, name: str, *, is_known: bool) -> str:
-    if not is_known and not await connection.fetchval(SQL["has_gaps"], chain_id, name):
+    if not is_known and not await connection.fetchval(SQL["has_more"], chain_id, name):
         raise _unknown(chain_id, name)
-    for statement in ("forget_receiver", "forget_gaps", "lift_halt"):
-        await connection.execute(SQL[statement], chain_id, name)
+    for part in ("forget_receiver", "forget_gaps", "forget_states", "forget_shadow", "lift_halt"):
+        await connection.execute(SQL[part], chain_id, name)
     return "forgotten"
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from chain_kernel.text import counted
-from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine
+from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine, ShadowLine
 from outbox.acts import InboxCount
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     paces: dict[int, float] = {}
     """Orders per second by chain since the look before; none at the first."""
     receivers: tuple[ReceiverLine, ...] = ()
+    shadows: tuple[ShadowLine, ...] = ()
     gaps: tuple[GapLine, ...] = ()
     """The last ones of all receivers, and the last ones that are not filled."""
     acts: tuple[ActLine, ...] = ()
@@ -93,8 +94,8 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     level: Literal["bad", "warn"]
     section: str
-    """The part of the page that shows it: `chains`, `receivers`, `gaps`, `outbox`, `inboxes` or
-    `verified`."""
+    """The part of the page that shows it: `chains`, `receivers`, `shadows`, `gaps`, `outbox`,
+    `inboxes` or `verified`."""
     chain: int | None
     text: str
     """Without a time that runs on, where the state does not hold one."""
@@ -108,6 +109,7 @@ def notices(snapshot: Overview) -> list[Notice]:
     found = [
         *_of_chains(snapshot.chains),
         *_of_receivers(snapshot.receivers),
+        *_of_shadows(snapshot.shadows),
         *_of_gaps(snapshot),
         *_of_outbox(snapshot.outbox),
         *_of_inboxes(snapshot.inboxes),
@@ -139,6 +141,15 @@ def _of_receivers(receivers: Iterable[ReceiverLine]) -> Iterator[Notice]:
         if text is not None:
             level: Literal["bad", "warn"] = "warn" if line.state == "late" else "bad"
             yield Notice(level=level, section="receivers", chain=line.chain, text=text)
+
+
+def _of_shadows(shadows: Iterable[ShadowLine]) -> Iterator[Notice]:
+    for line in shadows:
+        if line.groups:
+            text = (
+                f"Chain {line.chain}, shadow {line.receiver} of {line.shadow_of}: it {line.result}."
+            )
+            yield Notice(level="warn", section="shadows", chain=line.chain, text=text)
 
 
 def _of_gaps(snapshot: Overview) -> Iterator[Notice]:
@@ -264,6 +275,10 @@ def document(snapshot: Overview) -> Document:
         "receivers": {
             f"{line.chain}/{line.receiver}": {**asdict(line), "state": line.state}
             for line in snapshot.receivers
+        },
+        "shadows": {
+            f"{line.chain}/{line.receiver}": {**asdict(line), "result": line.result}
+            for line in snapshot.shadows
         },
         "gaps": {
             f"{gap.chain}/{gap.receiver}/{gap.after_id}": {

@@ -28,9 +28,11 @@ from chainctl.views import (
     ChainLine,
     GapLine,
     ReceiverLine,
+    ShadowLine,
     lines_of,
     read_chains,
     read_receivers,
+    read_shadows,
 )
 from outbox import acts
 from outbox.roles import OUTBOX_OPERATOR
@@ -87,6 +89,7 @@ class Chains(Struct, frozen=True, kw_only=True):
     chains: tuple[ChainLine, ...]
     paces: dict[int, float]
     receivers: tuple[ReceiverLine, ...]
+    shadows: tuple[ShadowLine, ...]
 
 
 class Ledger(Struct, frozen=True):
@@ -209,6 +212,7 @@ class StateReader:
             chains=() if chains is None else chains.chains,
             paces={} if chains is None else chains.paces,
             receivers=() if chains is None else chains.receivers,
+            shadows=() if chains is None else chains.shadows,
             gaps=self._ledger.value.gaps,
             acts=self._ledger.value.acts,
             outbox=self._outbox.value or (),
@@ -230,6 +234,7 @@ class StateReader:
             chains=tuple(chains),
             paces=await self._paces(connection, look),
             receivers=tuple(await read_receivers(connection, None)),
+            shadows=tuple(await read_shadows(connection, None)),
         )
 
     async def _paces(self, connection: Connection, look: Look) -> dict[int, float]:

@@ -25,12 +25,13 @@ from chain_kernel.errors import (
     SettingError,
     StillHalted,
 )
-from chain_kernel.model import Mark
+from chain_kernel.model import Mark, StoredState
+from chain_kernel.ports import NO_STATES
 from chain_kernel.sql import RECEIVER_WRITER, load_sql, require_version
 from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Gap
@@ -174,6 +175,10 @@ class StoredReceiver(ClosedAtExit):
         """Store that the receiver has halted."""
         await self._fetch("halt", at_id, type(error).__name__, str(error))
 
+    async def _put_states(self, states: Sequence[StoredState]) -> None:
+        columns = ([getattr(each, name) for each in states] for name in ("id", "group", "digest"))
+        await self._fetch("put_states", *columns)
+
     def record_gap(self, gap: Gap) -> None:
         """Store `gap` in the background."""
         self._gaps.record(gap)
@@ -282,6 +287,9 @@ class GapRecorder:
         await self._session.fetch(_SQL["trim_gaps"], config.chain_id, config.name, config.gaps_kept)
 
 
+STATES_MAX: Final = 10_000
+"""States that wait while the database is away, about 200 bytes each. The oldest are dropped."""
+
 REPORT_SECONDS: Final = 1.0
 """Time between two reports: what operators see is at most this old, and each receiver costs one
 small statement per interval while it moves."""
@@ -301,6 +309,7 @@ class PostgresHeadReports(StoredReceiver):
         super().__init__(config)
         self._reports_head = reports_head
         self._waiting: Mark | None = None  # only the last place counts
+        self._states: deque[StoredState] = deque(maxlen=STATES_MAX)
         # Where gaps of earlier processes end, in order, while no place is stored.
         self._unfilled: list[int] = []
         self._behind = WriteBehind(
@@ -320,10 +329,18 @@ class PostgresHeadReports(StoredReceiver):
             self._unfilled = [gap["until_id"] for gap in found]
         return _mark_of(row)
 
-    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
-        """Store `end` in the background."""
+    async def save(
+        self,
+        first_pid: int,
+        end: Mark,
+        connection: object | None = None,
+        states: Mapping[str, bytes] = NO_STATES,
+    ) -> None:
+        """Store `end` and the states there in the background."""
         self._session.home.check()
         del first_pid, connection
+        if self._reports_head:
+            self._states += [StoredState(end.id, *each) for each in states.items()]
         passes_gap = bool(self._unfilled) and end.id >= self._unfilled[0]
         if (self._reports_head or passes_gap) and not self._behind.is_refused:
             self._waiting = end
@@ -347,6 +364,12 @@ class PostgresHeadReports(StoredReceiver):
             await self._fetch("fill_gaps", done.id)
             self._unfilled = [until_id for until_id in self._unfilled if until_id > done.id]
             return
+        if states := [*self._states]:
+            # Before the place: a shadow takes it that no state up to there comes later.
+            await self._put_states(states)
+            for each in states:
+                if self._states and self._states[0] is each:  # else it was dropped meanwhile
+                    self._states.popleft()
         if not await self._fetch("report", *_values_of(done)):
             raise self._taken()
 
@@ -391,8 +414,14 @@ class PostgresCheckpointStore(StoredReceiver):
             raise ForeignDatabase(config.chain_id, row["stored_in"], row["database_id"])
         return _mark_of(row)
 
-    async def save(self, first_pid: int, end: Mark, connection: Any | None = None) -> None:  # noqa: ANN401
-        """Move the place from `first_pid` to `end`.
+    async def save(
+        self,
+        first_pid: int,
+        end: Mark,
+        connection: Any | None = None,  # noqa: ANN401
+        states: Mapping[str, bytes] = NO_STATES,
+    ) -> None:
+        """Move the place from `first_pid` to `end`, and store the states there.
 
         `connection` is an asyncpg connection of the caller inside its transaction: nothing is
         stored until that commits, and what it raises is the caller's own. Raises SettingError for
@@ -402,18 +431,18 @@ class PostgresCheckpointStore(StoredReceiver):
         if end.id < first_pid:
             raise SettingError("end of a checkpoint", end.id, f"a place from {first_pid} on")
         if connection is None:
-            await self._save_alone(first_pid, end)
+            await self._save_alone(first_pid, end, states)
             return
         if not connection.is_in_transaction():
             # It would be stored at once: after a crash, the effect of the run is repeated or lost.
             expected = "one in a transaction: the place is stored with the effect of the run"
             raise SettingError("connection", "outside of a transaction", expected)
         here = None if self.database_id is None else str(self.database_id)
-        await self._move(partial(self._fetch_with, connection), first_pid, end, here)
+        await self._move(partial(self._fetch_with, connection), first_pid, end, states, here)
 
-    async def _save_alone(self, first_pid: int, end: Mark) -> None:
+    async def _save_alone(self, first_pid: int, end: Mark, states: Mapping[str, bytes]) -> None:
         try:
-            await self._move(self._fetch, first_pid, end)
+            await self._move(self._fetch, first_pid, end, states)
         except BaseException as error:
             # If the answer was lost, or the wait for it cancelled, the statement may still land.
             if isinstance(error, RetryError) or not isinstance(error, OrderchainError):
@@ -426,6 +455,7 @@ class PostgresCheckpointStore(StoredReceiver):
         fetch: Callable[..., Awaitable[Sequence[Any]]],
         first_pid: int,
         end: Mark,
+        states: Mapping[str, bytes],
         here: str | None = None,
     ) -> None:
         """Move the place, from where an earlier save has put it if that was in doubt.
@@ -434,7 +464,10 @@ class PostgresCheckpointStore(StoredReceiver):
         that was given up may still land. No other could have moved the place to the same end
         without having been where we were. `here` is the only database to store it in; None: any.
         """
-        if await fetch("save", first_pid, *_values_of(end), here):
+        # As texts: the connection may be the caller's own, with codecs of its own.
+        digests = [digest.hex() for digest in states.values()]
+        values = *_values_of(end), here, [*states], digests
+        if await fetch("save", first_pid, *values):
             return
         (row,) = await fetch("load")
         if here not in (None, row["database_id"]):
@@ -443,7 +476,7 @@ class PostgresCheckpointStore(StoredReceiver):
         if (
             found is None
             or found not in self._in_doubt
-            or not await fetch("save", found.id, *_values_of(end), here)
+            or not await fetch("save", found.id, *values)
         ):
             found_id = None if found is None else found.id
             config = self._config

@@ -15,13 +15,23 @@ import pytest
 from msgspec.structs import replace
 
 from chain_kernel.frame import notice_channel
-from chain_kernel.ports import ChainStore, CheckpointStore, FrameSource, GapSource, KeyStore, Lease
+from chain_kernel.model import Mark
+from chain_kernel.ports import (
+    ChainStore,
+    CheckpointStore,
+    FrameSource,
+    GapSource,
+    KeyStore,
+    Lease,
+    ShadowStore,
+)
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import GAP_READER, RECEIVER_WRITER, SEQUENCER_WRITER
 from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
 from chain_kernel.testing.memory_receiver import (
     MemoryCheckpointStore,
     MemoryGapSource,
+    MemoryShadowStore,
     MemoryTransaction,
     ask_at_once,
 )
@@ -38,6 +48,7 @@ from matcher_receiver import (
     KafkaFrameSource,
     KafkaSourceConfig,
     PostgresCheckpointStore,
+    PostgresShadowStore,
     ReceiverConfig,
 )
 from matcher_receiver.stores.notified import NotifiedFrames, listened_to
@@ -64,8 +75,13 @@ OpenKeys = Callable[[], KeyStore]
 OpenGaps = Callable[..., GapSource]
 ChangeRow = Callable[[int, str, object], Awaitable[None]]
 OpenCheckpoints = Callable[..., CheckpointStore]
+OpenShadow = Callable[..., ShadowStore]
 OpenTransaction = Callable[[], AbstractAsyncContextManager[object]]
 Publish = Callable[[Sequence[bytes]], Awaitable[None]]
+
+
+def mark_at(at_id: int) -> Mark:
+    return Mark(id=at_id, batch_last_id=at_id - at_id % 10, seal=b"\7" * 32, epoch=3)
 
 
 def sound_wire(server: WiredServer | None = None) -> Wire:
@@ -104,6 +120,9 @@ class MemoryPlace:
 
     def checkpoints(self, receiver: str = "r") -> CheckpointStore:
         return MemoryCheckpointStore(self._database, 1, receiver, self._ask())
+
+    def shadow(self, receiver: str = "s", shadow_of: str = "r") -> ShadowStore:
+        return MemoryShadowStore(self._database, 1, receiver, shadow_of, self._ask())
 
     @asynccontextmanager
     async def hold_commits(self) -> AsyncIterator[None]:
@@ -195,6 +214,11 @@ class PostgresPlace:
     def checkpoints(self, receiver: str = "r") -> CheckpointStore:
         dsn = self._role_dsn(RECEIVER_WRITER)
         return PostgresCheckpointStore(CheckpointConfig(database=dsn, chain_id=1, name=receiver))
+
+    def shadow(self, receiver: str = "s", shadow_of: str = "r") -> ShadowStore:
+        dsn = self._role_dsn(RECEIVER_WRITER)
+        config = CheckpointConfig(database=dsn, chain_id=1, name=receiver)
+        return PostgresShadowStore(config, shadow_of)
 
     @asynccontextmanager
     async def hold_commits(self) -> AsyncIterator[None]:
@@ -290,6 +314,11 @@ def open_gaps(place: Place, opener: Opener) -> OpenGaps:
 @pytest.fixture
 def open_checkpoints(place: Place, opener: Opener) -> OpenCheckpoints:
     return opener(place.checkpoints)
+
+
+@pytest.fixture
+def open_shadow(place: Place, opener: Opener) -> OpenShadow:
+    return opener(place.shadow)
 
 
 @pytest.fixture

@@ -3,13 +3,8 @@
 import pytest
 
 from chain_kernel.errors import CheckpointLost, SettingError
-from chain_kernel.model import Mark
 
-from .conftest import OpenCheckpoints, OpenTransaction
-
-
-def mark_at(at_id: int) -> Mark:
-    return Mark(id=at_id, batch_last_id=at_id - at_id % 10, seal=b"\7" * 32, epoch=3)
+from .conftest import OpenCheckpoints, OpenTransaction, mark_at
 
 
 async def test_load_before_anything_was_saved_is_none(open_checkpoints: OpenCheckpoints) -> None:

@@ -31,7 +31,7 @@ _ROWS_MAX = 2**17
 @chain_option
 @click.option(
     "--states", metavar="SOURCE",
-    help="The stored states, with columns group, id, digest: database:TABLE, parquet:PATH, "
+    help="The stored states: receiver:NAME; or with columns group, id, digest: parquet:PATH, "
     "json:PATH, or table:NAME of Spark's catalog.",
 )  # fmt: skip
 @click.option(

@@ -311,7 +311,7 @@ function disagreement(row) {
   return sub(`checkpoint: ${row.agrees}`);
 }
 
-const receiversTable = new Table($('receivers'), {
+const receiversTable = new Table($('receiver-list'), {
   read: () => rows('receivers').sort((a, b) => RANKS[a.state] - RANKS[b.state] || a.chain - b.chain
     || a.receiver.localeCompare(b.receiver)),
   words: (row) => [`chain ${row.chain}`, row.receiver, row.state, row.halted],
@@ -328,6 +328,28 @@ const receiversTable = new Table($('receivers'), {
     {
       name: 'Time behind', kind: 'n',
       draw: (at, row) => spark(at, span(row.behind_seconds), `receiver ${row.key}`, `Lag of receiver ${row.receiver} in seconds`),
+    },
+  ],
+});
+
+const shadowsTable = new Table($('shadows'), {
+  read: () => rows('shadows').sort((a, b) => b.groups - a.groups || a.chain - b.chain
+    || a.receiver.localeCompare(b.receiver)),
+  words: (row) => [`chain ${row.chain}`, row.receiver, row.shadow_of, row.result],
+  isBad: (row) => row.groups > 0,
+  empty: () => 'No shadow yet.',
+  columns: [
+    { name: 'Shadow', kind: 'title', draw: (at, row) => lines(at, plain(row.receiver), sub(`of ${row.shadow_of}, chain ${row.chain}`)) },
+    {
+      name: 'States',
+      draw: (at, row) => lines(
+        at, pill(row.groups ? 'differ' : row.compared ? 'equal' : 'nothing compared', row.groups ? 'bad' : row.compared ? 'good' : ''),
+        sub(row.groups ? row.result : ''),
+      ),
+    },
+    {
+      name: 'Compared', kind: 'n',
+      draw: (at, row) => lines(at, plain(number(row.compared)), sub(`up to ${number(row.compared_id)}, ${ago(row.updated)}`)),
     },
   ],
 });
@@ -447,7 +469,7 @@ const actsTable = new Table($('acts'), {
 
 // -- the whole page -------------------------------------------------------------------------------
 
-const tables = [chainsTable, receiversTable, gapsTable, outboxTable, inboxesTable, verifiedTable, actsTable];
+const tables = [chainsTable, receiversTable, shadowsTable, gapsTable, outboxTable, inboxesTable, verifiedTable, actsTable];
 
 function figure(name, value, note, tone = '') {
   text($(`tile-${name}`), value);
@@ -554,6 +576,7 @@ function draw() {
   drawTiles();
   tables.forEach((table) => table.draw());
   drawReport();
+  $('shadows').hidden = !rows('shadows').length;
   $('inboxes').hidden = !rows('inboxes').length;
   const absent = state.absent.gaps || state.absent.verified;
   text($('database'), absent ? absent.why : `Database ${about().id}.`);

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +16,7 @@ from chain_kernel.errors import (
     StillHalted,
 )
 from chain_kernel.model import ChainPosition, Gap, Mark, Run
+from chain_kernel.ports import NO_STATES
 from chain_kernel.testing.memory_log import MemoryFrameSource, MemoryLog
 from chain_kernel.testing.memory_receiver import MemoryGapSource
 from tests.builders.chains import Chain
@@ -90,7 +91,13 @@ class MemoryCheckpoints:
     async def load(self) -> Mark | None:
         return self.stored
 
-    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+    async def save(
+        self,
+        first_pid: int,
+        end: Mark,
+        connection: object | None = None,
+        states: Mapping[str, bytes] = NO_STATES,
+    ) -> None:
         if self.stored is not None and self.stored.id != first_pid:
             raise CheckpointLost(self.chain_id, self.receiver, first_pid, self.stored.id)
         self.stored = end
@@ -121,11 +128,17 @@ class MemoryRecords(MemoryCheckpoints):
             raise StillHalted(self.chain_id, "memory", at_id, datetime.now(UTC), name)
         return await super().load()
 
-    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+    async def save(
+        self,
+        first_pid: int,
+        end: Mark,
+        connection: object | None = None,
+        states: Mapping[str, bytes] = NO_STATES,
+    ) -> None:
         await asyncio.sleep(0)
         if self.failures:
             raise self.failures.pop()
-        await super().save(first_pid, end, connection)
+        await super().save(first_pid, end, connection, states)
 
     async def record_halt(self, error: HaltError, at_id: int) -> None:
         await asyncio.sleep(0)

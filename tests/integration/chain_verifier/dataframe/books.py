@@ -9,6 +9,8 @@ from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold
 
 Book = dict[str, int]
+PUT_STATE = """INSERT INTO receiver_state (chain_id, receiver, "group", id, digest)
+               VALUES ($1, $2, $3, $4, $5)"""
 
 
 def start(group: str) -> Book:

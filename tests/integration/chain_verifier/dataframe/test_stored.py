@@ -17,7 +17,7 @@ from chain_verifier.dataframe.stored import read_states
 from chain_verifier.spark.own_session import own_session
 from chainctl.main import main
 from tests.builders.stored_chain import StoredChain
-from tests.integration.chain_verifier.dataframe.books import Book, side_of, start, step
+from tests.integration.chain_verifier.dataframe.books import PUT_STATE, Book, side_of, start, step
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of, id_of
 from tests.integration.chain_verifier.stored_rows import archive, store
 from tests.opened import connected
@@ -57,14 +57,10 @@ def stored(
 
     async def put(states: list[tuple[str, int, bytes]]) -> None:
         async with connected(database) as connection:
-            await connection.execute(
-                "CREATE TABLE IF NOT EXISTS book_state"
-                ' (chain_id int, "group" text, id bigint, digest bytea);'
-                "GRANT SELECT ON book_state TO auditor; TRUNCATE book_state"
-            )
-            rows = [(CHAIN_ID, *state) for state in states]
-            rows.append((CHAIN_ID + 1, "buy", 1, b"another chain's"))
-            await connection.executemany("INSERT INTO book_state VALUES ($1, $2, $3, $4)", rows)
+            await connection.execute("TRUNCATE receiver_state")
+            rows = [(CHAIN_ID, "matching", *state) for state in states]
+            rows.append((CHAIN_ID, "it's another", "buy", 1, b"another receiver's"))
+            await connection.executemany(PUT_STATE, rows)
 
     return lambda states: asyncio.run(put(states))
 
@@ -73,7 +69,7 @@ def test_wrong_state_is_named_by_group_and_id(
     spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored(states_of())
-    states = ("--states", "database:book_state")
+    states = ("--states", "receiver:matching")
     assert main([*VERIFY, *states]) == 0, capsys.readouterr()
     count = len(states_of())
     said = f"every stored state is what its orders give; {count} states compared"
@@ -157,7 +153,7 @@ def test_chain_with_archived_rows_is_refused_in_one_line(
     stored(states_of())
     boundary = id_of(ROWS[19])
     asyncio.run(archive(database, boundary))
-    assert main([*VERIFY, "--states", "database:book_state"]) == 2
+    assert main([*VERIFY, "--states", "receiver:matching"]) == 2
     assert f"and those up to {boundary} were archived" in capsys.readouterr().err
 
 
@@ -165,7 +161,7 @@ def test_replay_with_nothing_to_compare_says_so_and_ends_with_3(
     spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored([])
-    states = ("--states", "database:book_state")
+    states = ("--states", "receiver:matching")
     assert main([*VERIFY, *states]) == 3
     assert (
         capsys.readouterr().out
@@ -176,15 +172,26 @@ def test_replay_with_nothing_to_compare_says_so_and_ends_with_3(
     assert (report["compared"], report["differences"]) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("state", "column"), [(("buy", None, b"x"), "id"), (("buy", 1, None), "digest")]
-)
+def test_name_of_a_receiver_is_a_value_whatever_it_holds(
+    spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The only state that it has is a wrong one."""
+    stored([])
+    assert main([*VERIFY, "--states", "receiver:it's another", "--json"]) == 1
+    (shown,) = json.loads(capsys.readouterr().out)["differences"]
+    assert shown["stored"] == b"another receiver's".hex()
+
+
+@pytest.mark.parametrize("column", ["id", "digest"])
 def test_stored_state_that_lacks_a_value_is_refused_naming_the_column(
     spark: SparkSession, stored: Callable[..., None], capsys: pytest.CaptureFixture[str],
-    state: tuple[object, ...], column: str,
+    tmp_path: Path, column: str,
 ) -> None:  # fmt: skip
-    stored([*states_of(), state])
-    assert main([*VERIFY, "--states", "database:book_state"]) == 2
+    stored([])
+    rows = [{"group": name, "id": row, "digest": d.hex()} for name, row, d in states_of()]
+    states = tmp_path / "states.json"
+    states.write_text("\n".join(map(json.dumps, [*rows, rows[0] | {column: None}])))
+    assert main([*VERIFY, "--states", f"json:{states}"]) == 2
     error = capsys.readouterr().err
     assert f"column {column} of the states was 'NULL'" in error
     assert error.count("\n") == 1
@@ -218,8 +225,8 @@ async def serve(dsn: str, has_begun: Event, is_over: Event) -> None:
             side = side_of(order)
             book = books.setdefault(side, start(side))
             step(book, [order])
-            state = (SERVED, side, order.id, digest_of(book))
-            await connection.execute("INSERT INTO book_state VALUES ($1, $2, $3, $4)", *state)
+            state = (SERVED, "matching", side, order.id, digest_of(book))
+            await connection.execute(PUT_STATE, *state)
             has_begun.set()
 
 
@@ -234,7 +241,7 @@ def test_right_service_that_runs_meanwhile_has_no_differences(
         service.add_done_callback(lambda _: has_begun.set())  # also where it has failed
         try:
             has_begun.wait()
-            code = main([*VERIFY[:-1], str(SERVED), "--states", "database:book_state"])
+            code = main([*VERIFY[:-1], str(SERVED), "--states", "receiver:matching"])
         finally:
             is_over.set()
         service.result()
@@ -244,11 +251,9 @@ def test_right_service_that_runs_meanwhile_has_no_differences(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--states", "database:nowhere"), "--states"),
         (("--states", "csv:x"), "parquet:NAME"),
         (("--states", "table:json.`/x`"), "parquet:PATH"),
-        (("--states", "database:x; DROP"), "the name of a table"),
-        (("--states", "database:chain_batch"), "it has no group"),
+        (("--states", "receiver:"), "receiver:NAME"),
         ((), "--states"),
         (("--states", "json:x", "--local"), "--local"),
     ],

@@ -22,6 +22,7 @@ from chainctl.main import main
 from tests.integration.chain_verifier.conftest import frame_of
 from tests.integration.chain_verifier.dataframe.books import (
     BOOKS,
+    PUT_STATE,
     SECOND,
     Book,
     is_odd,
@@ -231,23 +232,19 @@ def test_spark_names_the_same_beside_a_stored_state_that_it_narrows(
     group = FIRST[0]["group"]
     orders = [event for event in EVENTS if side_of(event) == group]
 
-    def state_after(count: int, made: Callable[..., Any]) -> tuple[int, str, int, bytes]:
+    def state_after(count: int, made: Callable[..., Any]) -> tuple[int, str, str, int, bytes]:
         book: Book = start(group)
         made(book, orders[:count])
-        return CHAIN_ID, group, orders[count - 1].id, digest_of(book)
+        return CHAIN_ID, "matching", group, orders[count - 1].id, digest_of(book)
 
     async def put() -> None:
         async with connected(chain) as connection:
-            await connection.execute(
-                'CREATE TABLE book_state (chain_id int, "group" text, id bigint, digest bytea);'
-                "GRANT SELECT ON book_state TO auditor"
-            )
             # The service ran the second version.
             states = [state_after(count, second_step) for count in (FIRST[0]["rows"] - 1, 60)]
-            await connection.executemany("INSERT INTO book_state VALUES ($1, $2, $3, $4)", states)
+            await connection.executemany(PUT_STATE, states)
 
     asyncio.run(put())
-    both = ("--candidate", SECOND_NAME, "--states", "database:book_state")
+    both = ("--candidate", SECOND_NAME, "--states", "receiver:matching")
     assert main([*VERIFY, *both, "--json"]) == 1, capsys.readouterr()
     report = json.loads(capsys.readouterr().out)
     assert (report["groups"], report["divergences"]) == (3, FIRST)

@@ -20,7 +20,7 @@ from chainctl.console.state import (
     document,
     notices,
 )
-from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine
+from chainctl.views import ActLine, ChainLine, GapLine, ReceiverLine, ShadowLine
 from outbox.acts import InboxCount
 
 CHAIN = ChainLine(
@@ -36,6 +36,12 @@ RECEIVER = ReceiverLine(
     behind_rows=0, behind_seconds=0.0, updated="2026-11-24T08:00:00.0Z", agrees="yes", halted="",
     halt_detail="",
 )  # fmt: skip
+SHADOW = ShadowLine(
+    chain=7, receiver="candidate", shadow_of="matching", compared=40, compared_id=500, groups=0,
+    differs_group=None, differs_id=None, equal_id=None, stored_digest=None, found_digest=None,
+    updated="2026-11-24T08:00:00.0Z",
+)  # fmt: skip
+DIFFERS = replace(SHADOW, groups=1, differs_group="ALPHA", differs_id=410, equal_id=400)
 GAP = GapLine(
     chain=7, receiver="matching", after_id=400, until_id=420, rows=20, cause="frame",
     source="standby", outcome="filled", found="2026-11-24T07:00:00.0Z", seconds=0.002,
@@ -58,7 +64,8 @@ REPORT = ReportFile(title="Chain 7: broken", written="2026-11-24T07:00:00.0Z", i
 INBOX = InboxCount("books", 2, 0)
 WELL = Overview(
     read_at="2026-11-24T08:00:01.0Z", database_id="d", chains=(CHAIN,), receivers=(RECEIVER,),
-    gaps=(GAP,), outbox=(COUNT,), inboxes=(INBOX,), verified=(VERIFIED,), report=REPORT,
+    shadows=(SHADOW,), gaps=(GAP,), outbox=(COUNT,), inboxes=(INBOX,), verified=(VERIFIED,),
+    report=REPORT,
 )  # fmt: skip
 
 
@@ -98,6 +105,9 @@ def test_nothing_needs_a_person_where_all_is_well() -> None:
         ("receivers", replace(RECEIVER, halted="ForkFound at 7"), "bad", "halted (ForkFound at 7)"),
         ("receivers", replace(RECEIVER, agrees="no such batch"), "bad", "contradicts"),
         ("receivers", replace(RECEIVER, behind_ids=1, behind_seconds=99.0), "warn", "too far"),
+        ("shadows", DIFFERS, "warn", "candidate of matching: it differs in 'ALPHA' after id 410"),
+        ("shadows", replace(DIFFERS, groups=2), "warn", "equal up to 400; 2 groups in all."),
+        ("shadows", replace(DIFFERS, differs_group="", equal_id=0), "warn", "410, never equal."),
         ("gaps", replace(GAP, outcome="missing", until_id=501), "bad", "after 400 up to 501"),
         ("gaps", replace(GAP, outcome="open", until_id=501), "warn", "(open)"),
         ("outbox", replace(COUNT, status="abnormal"), "bad", "4 deliveries to clearing are"),
@@ -190,7 +200,8 @@ def test_document_holds_every_part_of_a_snapshot() -> None:
     snapshot = replace(WELL, acts=(act,), absent={"outbox": "none"})
     found = document(snapshot)
     assert {name: list(rows) for name, rows in found.items()} == {
-        "chains": ["7"], "receivers": ["7/matching"], "gaps": ["7/matching/400"], "acts": ["12"],
+        "chains": ["7"], "receivers": ["7/matching"], "shadows": ["7/candidate"],
+        "gaps": ["7/matching/400"], "acts": ["12"],
         "outbox": ["clearing/confirmed"], "inboxes": ["books"], "verified": ["7"],
         "report": ["last"], "absent": ["outbox"], "notices": [], "about": ["database"],
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from chain_kernel.clients.session import Session
 from chain_kernel.errors import ConnectError, RetryError
 from chain_kernel.model import Mark
+from chain_kernel.ports import NO_STATES
 from matcher_receiver import CheckpointConfig, PostgresHeadReports, Receiver
 from tests.unit.matcher_receiver.memory import MemoryRecords
 from tests.unit.matcher_receiver.rig import Rig, take
@@ -26,11 +27,19 @@ class MemoryReports(MemoryRecords):
     def __init__(self, rig: Rig) -> None:
         super().__init__(rig.chain.chain_id, rig.chain.database_id)
         self.shown: list[int] = []
+        self.states: dict[tuple[int, str], bytes] = {}
 
-    async def save(self, first_pid: int, end: Mark, connection: object | None = None) -> None:
+    async def save(
+        self,
+        first_pid: int,
+        end: Mark,
+        connection: object | None = None,
+        states: Mapping[str, bytes] = NO_STATES,
+    ) -> None:
         del first_pid
         assert connection is None
         self.shown.append(end.id)
+        self.states |= {(end.id, group): digest for group, digest in states.items()}
 
 
 def reporting(reports: MemoryReports, rig: Rig, **settings: Any) -> Receiver:
@@ -66,6 +75,23 @@ async def test_report_of_a_place_in_the_callers_transaction_waits_for_the_next_o
         await receiver.checkpoint(two)
     assert reports.shown[-1] == two.last_id
     assert one.last_id not in reports.shown
+
+
+@virtual
+async def test_states_in_the_callers_transaction_wait_for_the_next_call_too() -> None:
+    rig = Rig([3, 3, 3])
+    rig.source.page_rows = 3
+    async with reporting(reports := MemoryReports(rig), rig) as receiver:
+        one, two, three = await take(receiver, rig.chain.batches[2].last_id)
+        transaction = object()
+        for digest in (b"rolled back", b"one"):
+            await receiver.checkpoint(
+                one, connection=transaction, states=lambda found=digest: {"A": found}
+            )
+        await receiver.checkpoint(two, connection=transaction, states=lambda: {"A": b"two"})
+        assert reports.states == {(one.last_id, "A"): b"one"}
+        await receiver.checkpoint(three, states=lambda: {"B": b"three"})
+    assert reports.states == {(one.last_id, "A"): b"one", (three.last_id, "B"): b"three"}
 
 
 class Answers:
