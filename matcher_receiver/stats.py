@@ -97,7 +97,7 @@ class ReceiverStats(ReceiverCounters):
         "From when a gap was seen to its last order.", name="gap_seconds", kind="histogram"
     )
     shadow: ShadowReport | None = None
-    """What a shadow has found; None for another receiver."""
+    """The result of a shadow; None for another receiver."""
 
 
 _R = Metric[ReceiverStats]

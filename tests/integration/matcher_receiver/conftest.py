@@ -17,6 +17,7 @@ from matcher_receiver import (
     Receiver,
     ReceiverConfig,
 )
+from orderchain import open_receiver
 from tests.builders.stored_chain import StoredChain
 from tests.builders.topics import make_topics, send_records
 from tests.tuned import tuned
@@ -24,6 +25,8 @@ from tests.tuned import tuned
 RoleDsn = Callable[[str], str]
 Publish = Callable[[Iterable[bytes | None]], Awaitable[None]]
 MakeReceiver = Callable[..., Receiver]
+Open = Callable[..., Receiver]
+"""Opens a receiver by its name, or the shadow of another one."""
 
 
 @pytest.fixture
@@ -82,6 +85,22 @@ def make_receiver(bootstrap: str, topic: str, role_dsn: RoleDsn, chain_id: int) 
             KafkaFrameSource(KafkaSourceConfig(kafka=bootstrap, topic=topic, request_seconds=1.0)),
             gaps or GapReader(config),
             PostgresCheckpointStore(checkpoints),
+        )
+
+    return make
+
+
+@pytest.fixture
+def opened(role_dsn: RoleDsn, chain_id: int) -> Open:
+    def make(name: str, shadow_of: str | None = None, **settings: Any) -> Receiver:
+        config = ReceiverConfig(
+            chain_id=chain_id,
+            name=name,
+            database=role_dsn(RECEIVER_WRITER),
+            gap_databases=(role_dsn(GAP_READER),),
+        )
+        return open_receiver(
+            tuned(config, poll_after_seconds=0.05, **settings), shadow_of=shadow_of
         )
 
     return make

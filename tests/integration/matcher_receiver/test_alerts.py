@@ -14,7 +14,8 @@ from tests.builders.stored_chain import StoredChain
 from tests.integration.matcher_receiver.test_receiver import next_events
 from tests.prometheus import Prometheus, scraped
 
-from .conftest import MakeReceiver, Publish
+from .conftest import MakeReceiver, Open, Publish
+from .counts import Counts, serve
 from .test_forged_frames import forgeries
 
 LATE_ROWS = 10_500
@@ -101,3 +102,19 @@ async def test_frame_that_no_leader_signed(
         batch = await stored.commit(5)
         await publish([forged, *stored.chain.frames(batch)])
         await next_events(receiver, stored.chain.mark().id)
+
+
+async def test_alert_of_a_shadow_that_differs(
+    stored: StoredChain, opened: Open, tmp_path: Path, chain_id: int
+) -> None:
+    await stored.commit(9)
+    end = stored.chain.mark().id
+    labels = {"chain": str(chain_id), "name": "candidate"}
+    async with (
+        opened("matching") as matching,
+        opened("candidate", "matching") as shadow,
+        scraped(tmp_path, shadow) as prometheus,
+        prometheus.alarm("OrderchainShadowDiffers", **labels),
+    ):
+        await serve(matching, Counts(), end)
+        await serve(shadow, Counts(end), end)

@@ -4,70 +4,20 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
 from chain_kernel.errors import SettingError
-from chain_kernel.sql import AUDITOR, GAP_READER, RECEIVER_WRITER
-from chain_verifier.dataframe.fold import digest_of
+from chain_kernel.sql import AUDITOR
 from chainctl.views import read_receivers, read_shadows
-from orderchain import Receiver, ReceiverConfig, Run, open_receiver
 from tests.builders.stored_chain import StoredChain
-from tests.deadlines import deadline, until
-from tests.prometheus import scraped
-from tests.tuned import tuned
+from tests.deadlines import until
 
-from .conftest import RoleDsn
-
-Open = Callable[..., Receiver]
-
-
-@pytest.fixture
-def opened(role_dsn: RoleDsn, chain_id: int) -> Open:
-    def make(name: str, shadow_of: str | None = None, **settings: Any) -> Receiver:
-        config = ReceiverConfig(
-            chain_id=chain_id,
-            name=name,
-            database=role_dsn(RECEIVER_WRITER),
-            gap_databases=(role_dsn(GAP_READER),),
-        )
-        return open_receiver(
-            tuned(config, poll_after_seconds=0.05, **settings), shadow_of=shadow_of
-        )
-
-    return make
-
-
-class Counts:
-    """Orders by the last digit of their id; a version that is wrong counts one of them twice."""
-
-    def __init__(self, wrong_id: int = 0) -> None:
-        self.found: dict[str, int] = {}
-        self.touched: set[str] = set()
-        self.wrong_id = wrong_id
-
-    def apply(self, run: Run) -> None:
-        for event in run.events:
-            group = str(event.id % 3)
-            self.touched.add(group)
-            self.found[group] = self.found.get(group, 0) + 1 + (event.id == self.wrong_id)
-
-    def states(self) -> dict[str, bytes]:
-        touched, self.touched = self.touched, set()
-        return {group: digest_of(self.found[group]) for group in touched}
-
-
-async def serve(receiver: Receiver, counts: Counts, until_id: int) -> None:
-    async with deadline():
-        while receiver.head_delivered < until_id:
-            run = await anext(receiver)
-            counts.apply(run)
-            await receiver.checkpoint(run, states=counts.states)
+from .conftest import Open, RoleDsn
+from .counts import Counts, serve
 
 
 async def test_first_difference_of_a_live_candidate_is_named_everywhere_and_changes_nothing(
@@ -160,22 +110,6 @@ async def test_shadow_that_has_no_one_to_follow_is_refused(
         await opened("candidate", "mtching").__aenter__()
     with pytest.raises(SettingError, match="another name than the shadow's own"):
         opened("matching", "matching")
-
-
-async def test_alert_of_a_shadow_that_differs(
-    stored: StoredChain, opened: Open, tmp_path: Path, chain_id: int
-) -> None:
-    await stored.commit(9)
-    end = stored.chain.mark().id
-    labels = {"chain": str(chain_id), "name": "candidate"}
-    async with (
-        opened("matching") as matching,
-        opened("candidate", "matching") as shadow,
-        scraped(tmp_path, shadow) as prometheus,
-        prometheus.alarm("OrderchainShadowDiffers", **labels),
-    ):
-        await serve(matching, Counts(), end)
-        await serve(shadow, Counts(end), end)
 
 
 async def test_states_of_a_place_that_is_only_reported_are_compared_too(

@@ -1,6 +1,7 @@
 """The receiver's shell over ports in memory, in virtual time."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -334,9 +335,9 @@ async def test_handler_is_not_called_again_when_only_its_checkpoint_was_cancelle
     handled: list[int] = []
     save = rig.checkpoints.save
 
-    async def slow_save(first_pid: int, end: Mark, connection: object | None = None) -> None:
+    async def slow_save(first_pid: int, end: Mark, *more: Any) -> None:
         await asyncio.sleep(1.0)
-        await save(first_pid, end, connection)
+        await save(first_pid, end, *more)
 
     async def handler(run: Run) -> None:
         handled.extend(event.id for event in run.events)

@@ -112,6 +112,9 @@ def test_first_difference_is_named_with_the_last_equal_state(
         assert found.first.id == min(end for end in ends if end >= wrong.id)
         assert 0 < found.first.equal_id < wrong.id
         assert found.groups == 1
+        values = {sample.name: sample.value for sample in shadow.samples()}
+        assert values["orderchain_receiver_shadow_groups"] == 1
+        assert values["orderchain_receiver_shadow_states_total"] == found.compared > 0
         assert f"after id {found.first.id} (the last equal one after" in caplog.text
 
     in_time(story())
