@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.types import DecimalType, IntegralType
 
-from chain_kernel.errors import InputError, SourceBroken
+from chain_kernel.errors import InputError, SettingError, SourceBroken
 from chain_verifier.checks.buckets import Horizon
 from chain_verifier.config import FINDINGS_MAX, LEAF_BITS, bucket_bits
 from chain_verifier.findings import Finding, Kind
@@ -77,14 +77,17 @@ def verify_frame(
     key: str | None = None,
     order: str | None = None,
     start: int | None = 0,
+    head: int | DataFrame | None = None,
     observation: Observation | None = None,
 ) -> DataFrame:
     """Return what is wrong with the rows of `frame`: one row per finding, with `COLUMNS`.
 
     `id`, `pid`, `key` and `order` are columns. Each value of `key` has ids of its own. `order` is
-    where a row is (an offset, a time): rows that come after a higher id are `out_of_order`. With
-    `pid`, `start` is the pid of the first row, and None takes the lowest that there is; without
-    `pid`, ids may begin anywhere. `observation` receives the number of `findings`, and of each
+    where a row is (an offset, a time): rows that come after a higher id are `out_of_order`. `head`
+    is the last id that there has to be, or with `key` a frame of `key, head`, a row for each: what
+    is missing before it, and a key that has no row, is a `gap`; rows after it are none. `start` is
+    the id before the first row. It counts with `pid` or `head`: else ids may begin anywhere, as
+    with None. `observation` receives the number of `findings`, and of each
     kind, once the result is used.
 
     This reads the frame, and its use what is wrong once more. Raises InputError for
@@ -99,6 +102,8 @@ def verify_frame(
         parts = [*_uncounted(rows, places)]
     else:
         parts = [_nulls(rows, places), *_broken_chains(sound, start)]
+    if head is not None:
+        parts.append(_lost_ends(sound, _truth(frame, key, head), start, is_counted=pid is None))
     if order is not None:
         parts.append(_late(sound.where(F.col(_ORDER).isNotNull())))
     found = reduce(lambda one, other: one.unionByName(other), parts)
@@ -214,6 +219,41 @@ def _missing(pairs: DataFrame) -> DataFrame:
         until_id=until,
         count=F.try_subtract(until, F.col("after_id")),
     )
+
+
+def _truth(frame: DataFrame, key: str | None, head: int | DataFrame) -> DataFrame:
+    """Return the last id that there has to be, by key."""
+    if isinstance(head, DataFrame) != (key is not None):
+        expected = "a number, or with `key` a frame of key and head"
+        raise SettingError("head", type(head).__name__, expected)
+    if not isinstance(head, DataFrame):
+        return frame.sparkSession.createDataFrame([(None, head)], "true_key STRING, head BIGINT")
+    for name in ("key", "head"):
+        if name not in head.columns:
+            raise InputError(f"column {name}", None, f"one of {', '.join(head.columns)}")
+    return head.select(F.col("key").cast("string").alias("true_key"), F.col("head").cast("bigint"))
+
+
+def _lost_ends(
+    rows: DataFrame, truth: DataFrame, start: int | None, *, is_counted: bool
+) -> DataFrame:
+    """Return what is missing after the last row of each key, and of ids that count before the
+    first; with `pid`, the first row has shown that.
+    """
+    ends = rows.groupBy("key").agg(F.min("id").alias("first_id"), F.max("id").alias("last_id"))
+    known = truth.join(ends, F.col("true_key").eqNullSafe(F.col("key")), "left")
+    known = known.withColumns(
+        {"key": F.col("true_key"), "after_id": F.coalesce("last_id", F.lit(start))}
+    )
+    is_lost = F.col("after_id").isNull() | (F.col("after_id") < F.col("head"))
+    lost = {"id": F.lit(None), "until_id": F.col("head")}
+    if is_counted:
+        lost["count"] = F.try_subtract("head", "after_id")
+    found = _findings(known.where(is_lost), Kind.GAP, **lost)
+    if not is_counted or start is None:
+        return found
+    before = known.withColumns({"after_id": F.lit(start), "id": F.least("first_id", "head")})
+    return found.unionByName(_missing(before.where(F.col("first_id").isNotNull())))
 
 
 def _late(rows: DataFrame) -> DataFrame:

@@ -42,6 +42,12 @@ class TableCheck(Struct, frozen=True, kw_only=True):
     pid: str | None = None
     key: str | None = None
     order: str | None = None
+    after: int = 0
+    """The id before the first row; it counts with `pid` or heads."""
+    head: int | None = None
+    """The last id that there has to be."""
+    heads: dict[str, int] | None = None
+    """The same by key."""
     findings_table: str | None = None
     """Findings are appended to it; it is made if it does not exist."""
 
@@ -115,9 +121,13 @@ def check_table(spark: SparkSession, check: TableCheck) -> TableReport:
         expected = f"a table that Spark finds ({reason})"
         raise InputError("NAME", check.source, expected) from error
     with as_broken(check.source):
+        head: int | DataFrame | None = check.head
+        if check.heads is not None:
+            head = spark.createDataFrame([*check.heads.items()], "key STRING, head BIGINT")
         found = verify_frame(
-            table, id=check.id, pid=check.pid, key=check.key, order=check.order
-        ).persist()
+            table, id=check.id, pid=check.pid, key=check.key, order=check.order,
+            start=check.after, head=head,
+        ).persist()  # fmt: skip
         try:
             return _reported(spark, check, table, found)
         finally:

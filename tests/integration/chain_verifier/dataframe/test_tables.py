@@ -1,10 +1,11 @@
 """`verify table`: tables of Spark's catalog, written by anybody."""
 
+import asyncio
 import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from chain_kernel.model import Event
 from chainctl.main import main
+from tests.builders.stored_chain import StoredChain
 from tests.integration.chain_verifier.cluster import spark_environment
+from tests.opened import connected
 from tests.programs import completed, output_of
 
 NO_LOGS = "org.apache.hadoop.mapred.OutputLogFilter"
@@ -284,3 +288,105 @@ def test_table_that_cannot_be_checked_is_refused_in_one_line(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("chainctl: ") == 1
+
+
+HEADS = ("verify", "table", "--id-column", "seq")
+
+
+def test_lost_head_and_tail_are_seen_where_the_head_is_known(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "trades" / "a.parquet", *range(4, 9))
+    checked = (*HEADS, f"parquet:{tmp_path}/trades", "--json")
+    assert main([*checked]) == 0
+    assert main([*checked, "--head", "8", "--after", "3"]) == 0
+    assert main([*checked, "--head", "7", "--after", "3"]) == 0, "rows after it may have come"
+    capsys.readouterr()
+    assert main([*checked, "--head", "10"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [(each["after_id"], each["until_id"], each["count"]) for each in found] == [
+        (0, 3, 3), (8, 10, 2),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def chains(database: str, monkeypatch: pytest.MonkeyPatch) -> list[StoredChain]:
+    """Three chains of a few orders."""
+
+    async def make() -> list[StoredChain]:
+        async with connected(database) as connection:
+            made = [
+                await StoredChain.create(connection, number, seed=number) for number in (1, 2, 3)
+            ]
+            for chain in made:
+                await chain.commit(6)
+        return made
+
+    monkeypatch.setenv("CHAINCTL_DATABASE", database)
+    return asyncio.run(make())
+
+
+def rows_of(file: Path, chain: StoredChain, events: Sequence[Event]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    number = chain.chain.chain_id
+    columns = {"chain": [number] * len(events), "id": [each.id for each in events]}
+    pq.write_table(pa.table(columns | {"pid": [each.pid for each in events]}), file)
+
+
+def test_head_of_a_database_shows_what_a_copy_of_its_chain_lacks(
+    spark: SparkSession, chains: list[StoredChain], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    events = chains[0].chain.events
+    rows_of(tmp_path / "copy" / "a.parquet", chains[0], events)
+    of_database = ("--head-from", "database", "--chain", "1")
+    checked = ("verify", "table", f"parquet:{tmp_path}/copy", "--id-column", "id", "--json",
+               "--pid-column", "pid", *of_database)  # fmt: skip
+    assert main([*checked]) == 0, capsys.readouterr()
+    rows_of(tmp_path / "copy" / "a.parquet", chains[0], events[:-2])
+    capsys.readouterr()
+    assert main([*checked]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["kind"], found["after_id"], found["until_id"]) == (
+        "gap", events[-3].id, events[-1].id,
+    )  # fmt: skip
+
+
+def test_heads_of_a_database_show_the_chain_that_a_copy_lacks(
+    spark: SparkSession, chains: list[StoredChain], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    one, two, three = chains
+    rows_of(tmp_path / "copy" / "a.parquet", one, one.chain.events)
+    rows_of(tmp_path / "copy" / "b.parquet", three, three.chain.events[:-1])
+    checked = ("verify", "table", f"parquet:{tmp_path}/copy", "--id-column", "id", "--json",
+               "--pid-column", "pid", "--key-column", "chain",
+               "--head-from", "database")  # fmt: skip
+    assert main([*checked]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    gaps = [(each["key"], each["after_id"], each["until_id"]) for each in found]
+    assert {each["kind"] for each in found} == {"gap"}
+    assert gaps == [
+        ("2", 0, two.chain.mark().id),
+        ("3", three.chain.events[-2].id, three.chain.mark().id),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--head", "8", "--head-from", "database"), "none beside --head"),
+        (("--head", "8", "--key-column", "k"), "heads of their own"),
+        (("--chain", "1"), "--head-from database"),
+        (("--head-from", "database"), "the chain whose head"),
+        (("--head-from", "database", "--chain", "9"), "chain 9"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused_in_one_line(
+    chains: list[StoredChain], capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...], words: str,
+) -> None:  # fmt: skip
+    assert main([*HEADS, "parquet:/nowhere", *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
