@@ -379,7 +379,7 @@ def test_heads_of_a_database_show_the_chain_that_a_copy_lacks(
         (("--head", "8", "--key-column", "k"), "heads of their own"),
         (("--chain", "1"), "--head-from database"),
         (("--head-from", "database"), "the chain whose head"),
-        (("--head-from", "database", "--chain", "9"), "chain 9"),
+        (("--head-from", "database", "--chain", "9"), "chain was 9, expected a created"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused_in_one_line(
