@@ -333,8 +333,9 @@ CREATE TABLE receiver_halt (
 
 -- Digests of the states that the callers of a receiver had after an order: what a replay and a
 -- shadow are compared with. They are kept until the receiver is forgotten.
+-- No reference to chain_head: a checkpoint would lock that row for each state.
 CREATE TABLE receiver_state (
-    chain_id integer NOT NULL REFERENCES chain_head,
+    chain_id integer NOT NULL,
     receiver text    NOT NULL,
     id       bigint  NOT NULL, -- the order
     "group"  text    NOT NULL, -- whose state, such as a symbol; empty where the chain has one

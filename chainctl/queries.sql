@@ -185,6 +185,9 @@ DELETE FROM receiver_gap WHERE chain_id = $1 AND receiver = $2
 -- forget_states: remove the stored states of a receiver
 DELETE FROM receiver_state WHERE chain_id = $1 AND receiver = $2
 
+-- forget_states_after: remove the stored states of a receiver that is moved back
+DELETE FROM receiver_state WHERE chain_id = $1 AND receiver = $2 AND id > $3
+
 -- forget_shadow: remove the result of a shadow
 DELETE FROM receiver_shadow WHERE chain_id = $1 AND receiver = $2
 

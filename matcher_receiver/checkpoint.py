@@ -18,6 +18,8 @@ from chain_kernel.ports import NO_STATES
 from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Mark, Run
     from chain_kernel.ports import CheckpointStore
@@ -116,6 +118,10 @@ class CheckpointProgress:
         self._in_callers_hands = start.id
         # States of a run whose place is reported later, since its effect was not committed yet.
         self._held_states = NO_STATES
+        # Those of the last save: a caller that repeats it may not have them any more.
+        self._asked: dict[str, bytes] = {}
+        self._asked_id = start.id
+        self._is_asked_stored = True
         self.worked_off = WorkedOff(start.id)
         """Callers that wait until a row is processed, as `Receiver.until_delivered` does."""
 
@@ -138,7 +144,10 @@ class CheckpointProgress:
         self.delivered = run.end
 
     async def save(
-        self, run: Run, connection: object | None, states: Mapping[str, bytes] = NO_STATES
+        self,
+        run: Run,
+        connection: object | None,
+        states: Callable[[], Mapping[str, bytes]] | None = None,
     ) -> None:
         """Store that everything up to the end of `run` was processed; see `Receiver.checkpoint`."""
         if self._store is None:
@@ -146,13 +155,24 @@ class CheckpointProgress:
         self._refuse_foreign(run)
         repeated = self._repeated(run, connection)
         if repeated is not None or run.last_id > self._saved.id:
-            await self._save(self._store, run, connection, repeated, states)
+            await self._save(self._store, run, connection, repeated, self._ask(run, states))
+            self._is_asked_stored = True
         elif connection is not None and run.last_id > self._committed_id:
             # So long ago that the place it followed is forgotten. Nothing is left alone here: if it
             # was rolled back, its effect would be committed without its place.
             store = self._store
             raise CheckpointLost(store.chain_id, store.receiver, run.first_pid, self._saved.id)
         self._note_worked_off(run.last_id, connection)
+
+    def _ask(
+        self, run: Run, states: Callable[[], Mapping[str, bytes]] | None
+    ) -> Mapping[str, bytes]:
+        """Return the states to store, with those of a save that failed or is repeated."""
+        found = {} if states is None else {**require_states(states())}
+        if not self._is_asked_stored or run.last_id == self._asked_id:
+            found = self._asked | found
+        self._asked, self._asked_id, self._is_asked_stored = found, run.last_id, False
+        return found
 
     def _repeated(self, run: Run, connection: object | None) -> int | None:
         """Return which call in the caller's hands `run` repeats, None for none.
@@ -179,6 +199,11 @@ class CheckpointProgress:
     ) -> None:
         first_pid = self._saved.id if repeated is None else self._by_caller[repeated][0]
         if store.keeps_place or connection is None:
+            if connection is None and self._held_states:
+                # The place before was the caller's own: it has come past that one.
+                if repeated is None:
+                    await store.save(first_pid, self._saved, None, self._held_states)
+                self._held_states = NO_STATES
             await store.save(first_pid, run.end, connection, states)
         else:
             if repeated is None:

@@ -457,7 +457,6 @@ class ReceiveLoop:
         if run is not None:
             self.is_over = self.is_over or self._is_last
             self._handed_ns = self._last_run_ns = self._clock.monotonic_ns()
-            self.watch.lag.deliver(run.last_id, len(run.events))
         return run
 
     @property

@@ -6,9 +6,12 @@ SELECT v.version, v.upgrade_to, v.database_id::text,
        c.head_delivered, c.batch_last_id, encode(c.seal, 'hex') AS seal, c.epoch,
        c.database_id::text AS stored_in, c.is_report,
        h.at_id AS halted_at_id, h.reason, h.detail, h.halted_at,
-       CASE WHEN c.login <> session_user AND row_security_active('public.receiver_checkpoint')
-            THEN c.login END AS held_by
+       CASE WHEN row_security_active('public.receiver_checkpoint') THEN
+            CASE WHEN c.login <> session_user THEN c.login
+                 WHEN s.login <> session_user THEN s.login END END AS held_by,
+       s.shadow_of
 FROM public.schema_version v
+LEFT JOIN public.receiver_shadow s ON s.chain_id = $1 AND s.receiver = $2
 LEFT JOIN public.receiver_checkpoint c ON c.chain_id = $1 AND c.receiver = $2
 LEFT JOIN public.receiver_halt h ON h.chain_id = $1 AND h.receiver = $2;
 
@@ -58,7 +61,7 @@ LEFT JOIN LATERAL (
     ORDER BY id FETCH FIRST $4 ROWS WITH TIES
 ) AS state ON true
 WHERE place.chain_id = $1 AND place.receiver = $2
-ORDER BY state.id;
+ORDER BY state.id, state."group";
 
 -- report_shadow: the result of a shadow's comparisons; it replaces the one before
 INSERT INTO receiver_shadow (chain_id, receiver, shadow_of, compared_id, compared, groups,

@@ -18,12 +18,11 @@ from chain_kernel.errors import (
 )
 from chain_kernel.handlers import check_handler, result_of
 from chain_kernel.monitoring import LAG_LIMITS
-from chain_kernel.ports import NO_STATES
 from chain_kernel.tasks import HomeLoop, uninterrupted
 from chain_kernel.text import reason_in_chain
 from chain_kernel.tracing import find_tracing
 from matcher_receiver.cancellable_wait import AWAY, CancellableWait, StopAsked
-from matcher_receiver.checkpoint import CheckpointProgress, require_states, store_halt
+from matcher_receiver.checkpoint import CheckpointProgress, store_halt
 from matcher_receiver.core import ReceiveCore
 from matcher_receiver.decisions import State
 from matcher_receiver.listening import OptionalFrames, ReceiveLoop
@@ -189,10 +188,14 @@ class Receiver:
         random: Random | None = None,
         shadow: ShadowStore | None = None,
     ) -> None:
-        """Take the parts. With `shadow` it follows another receiver, which see; then there are no
-        `checkpoints`.
+        """Take the parts. With `shadow` it is a shadow, without `checkpoints` of its own.
+
+        Raises:
+            SettingError: both are given.
         """
         self._config = config
+        if shadow is not None and checkpoints is not None:
+            raise SettingError("checkpoints", "given", "none: a shadow keeps no place")
         checkpoints = checkpoints or shadow
         is_required = config.tuning.kafka_at_start == "required"
         self._frames = OptionalFrames(
@@ -403,7 +406,8 @@ class Receiver:
             return f"{self._label}: halted: {reason}"
         if stats.state is State.CATCHING_UP:
             return f"{self._label}: catching up, at {stats.head_delivered} of {stats.head_seen}"
-        if self._waits.is_stopping or self._receive_loop.is_over:
+        is_over = self._receive_loop.is_over and not self._is_holding
+        if self._waits.is_stopping or is_over:
             return f"{self._label}: ended after id {stats.head_delivered}"
         if limits.are_exceeded(stats.lag_ids, stats.lag_seconds):
             return f"{self._label}: {stats.lag_ids} ids behind for {stats.lag_seconds:.0f} s"
@@ -432,7 +436,8 @@ class Receiver:
             connection: the caller's own, inside its transaction: effect and checkpoint are
                 committed or rolled back together.
             states: returns the digests, up to 64 bytes each, of the groups that have changed since
-                `states` was last asked, by group; after an error it is asked again.
+                `states` was asked last, by group. What it gave to a call that failed, or is
+                repeated, is kept.
 
         Raises:
             SettingError: the run was not delivered here, `connection` is outside of a transaction,
@@ -444,8 +449,7 @@ class Receiver:
         self._home.check()
         place = self._running(self._place)
         if self._shadow is None:
-            found = NO_STATES if states is None else require_states(states())
-            await place.save(run, connection, found)
+            await place.save(run, connection, states)
             return
         if connection is not None:
             raise SettingError("connection", "given", "none: a shadow has no effects")
@@ -512,6 +516,7 @@ class Receiver:
                 run = await self._step(core, receive_loop)
                 if run is not None:
                     self._running(self._place).deliver(run)
+                    receive_loop.watch.lag.deliver(run.last_id, len(run.events))
                     return run
         except StopAsked:
             pass
@@ -532,6 +537,7 @@ class Receiver:
             self._log_state(core.state)
             if shadow is None or run is None:
                 return run
+            receive_loop.watch.lag.see(run.last_id)
             shadow.hold(run)
         return await shadow.next_part(self._running(self._place).delivered)
 

@@ -22,7 +22,7 @@ from matcher_receiver.cancellable_wait import AWAY, StopAsked
 from matcher_receiver.checkpoint import require_states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from random import Random
 
     from chain_kernel.model import Mark, Run, StoredStates
@@ -36,9 +36,16 @@ LOOK_SECONDS: Final = (0.01, 1.0)
 """The first and the longest pause between two looks at the other receiver. It is looked at only
 while the shadow has orders that the other has not processed."""
 
+STOPS_MAX: Final = 10_000
+"""Places with states that wait to be compared. Only the last states of older ones are kept."""
+
 
 class ShadowCore:
-    """The other receiver as the shadow knows it, and the comparison. Pure."""
+    """The other receiver as the shadow knows it, and the comparison. Pure.
+
+    A group that a side does not give was not changed by it since that side gave it last. So the
+    last digests of both are compared, of each group that one of them has given since.
+    """
 
     def __init__(self, start_id: int) -> None:
         self.known_id = start_id
@@ -49,9 +56,13 @@ class ShadowCore:
         """States compared."""
         self.differences: dict[str, ShadowDifference] = {}
         """By group, the first state that differs."""
+        self._start_id = start_id
         self._stops: deque[tuple[int, dict[str, bytes]]] = deque()
+        self._passed: dict[str, bytes] = {}
+        """States of stops that were passed, and not compared yet."""
+        self._stored: dict[str, bytes] = {}
         self._own: dict[str, bytes] = {}
-        self._equal: dict[str, int] = {}
+        self._equal: set[str] = set()
 
     def report(self) -> ShadowReport:
         """Return the result so far."""
@@ -63,21 +74,27 @@ class ShadowCore:
         )
 
     def learn(self, seen: StoredStates) -> None:
-        """Note what the other receiver has stored after `known_id`."""
+        """Note what the other receiver has stored after `known_id`.
+
+        Its place may have been moved back by hand: it stores other states there again.
+        """
+        while self._stops and self._stops[-1][0] > seen.until_id:
+            self._stops.pop()
         for state in seen.states:
             if not self._stops or self._stops[-1][0] != state.id:
                 self._stops.append((state.id, {}))
             self._stops[-1][1][state.group] = state.digest
-        self.known_id = max(self.known_id, seen.until_id)
+        self.known_id = seen.until_id
+        while len(self._stops) > STOPS_MAX:  # a caller that never compares
+            self._passed |= self._stops.popleft()[1]
 
     def stop_from(self, row_id: int) -> int | None:
         """Return where the shadow's next run has to end that begins with the order `row_id`.
 
-        None: the other receiver is not known to have processed it. States before it are passed.
+        None: the other receiver is not known to have processed it.
         """
-        while self._stops and self._stops[0][0] < row_id:
-            self._stops.popleft()
-        stop = self._stops[0][0] if self._stops else self.known_id
+        stops = (at_id for at_id, _ in self._stops if at_id >= row_id)
+        stop = next(stops, self.known_id)
         return stop if stop >= row_id else None
 
     def is_due(self, row_id: int) -> bool:
@@ -85,36 +102,41 @@ class ShadowCore:
         return any(at_id == row_id for at_id, _ in self._stops)
 
     def compare(self, row_id: int, states: Mapping[str, bytes]) -> list[ShadowDifference]:
-        """Compare the states after `row_id`; return the first difference of each further group.
+        """Compare the states after `row_id`, where the other receiver has some.
 
-        `states` holds the digests of the groups that have changed since the last comparison.
+        `states` holds the shadow's digests of the groups that have changed since it was asked last.
+        Returns the first difference of each further group, by group.
         """
-        self._own.update(states)
-        found: list[ShadowDifference] = []
         while self._stops and self._stops[0][0] <= row_id:
-            at_id, stored = self._stops.popleft()
-            if at_id == row_id:
-                found += self._compare(at_id, stored)
+            self._passed |= self._stops.popleft()[1]
+        given = self._passed
+        self._passed = {}
+        self._stored |= given
+        self._own |= states
+        found = []
+        for group in sorted(given.keys() | states.keys()):
+            if (difference := self._compare(group, row_id)) is not None:
+                self.differences[group] = difference
+                found.append(difference)
+        self.compared_id = row_id
         return found
 
-    def _compare(self, at_id: int, stored: Mapping[str, bytes]) -> Iterator[ShadowDifference]:
-        self.compared_id = at_id
-        self.compared += len(stored)
-        for group, digest in stored.items():
-            if group in self.differences:
-                continue
-            found = self._own.get(group, b"")
-            if found == digest:
-                self._equal[group] = at_id
-                continue
-            self.differences[group] = difference = ShadowDifference(
-                group=group,
-                id=at_id,
-                equal_id=self._equal.get(group, 0),
-                stored=digest,
-                found=found,
-            )
-            yield difference
+    def _compare(self, group: str, row_id: int) -> ShadowDifference | None:
+        """Compare the last digests of a group, if both sides are known."""
+        if group in self.differences:
+            return None
+        is_first = self.compared_id == self._start_id
+        if group not in self._own and self._start_id:
+            return None  # not changed since the shadow began, so it has not given it
+        if group not in self._stored and is_first:
+            return None  # given before the other side stored states, perhaps
+        self.compared += 1
+        stored, own = self._stored.get(group, b""), self._own.get(group, b"")
+        if stored == own:
+            self._equal.add(group)
+            return None
+        equal_id = self.compared_id if group in self._equal else 0
+        return ShadowDifference(group=group, id=row_id, equal_id=equal_id, stored=stored, found=own)
 
 
 def part_of(run: Run, until_id: int, before: Mark) -> tuple[Run, Run | None]:
@@ -151,7 +173,6 @@ class Shadow:
     async def begin(self) -> None:
         """Look at the other receiver. Raises as `ShadowStore.other_states`."""
         self.core.learn(await self._store.other_states(self.core.known_id))
-        self._store.record(self.core.report())
 
     def hold(self, run: Run) -> None:
         """Keep what was received, to be handed on in parts."""
@@ -162,13 +183,16 @@ class Shadow:
 
         A cancelled caller loses nothing. Raises StopAsked.
         """
-        if self._waits.is_stopping:
-            raise StopAsked
         held = self._held
         if held is None:
             raise SettingError("run of a shadow", None, "one that was received")
-        while (stop := self.core.stop_from(held.events[0].id)) is None:
-            await self._look()
+        if self._waits.is_stopping:
+            raise StopAsked
+        stop = self.core.stop_from(held.events[0].id)
+        # A look that a cancelled caller has left is finished first: its outcome is no run.
+        while stop is None or self._waits.is_busy:
+            await self._waits.outcome(self._look)
+            stop = self.core.stop_from(held.events[0].id)
         part, self._held = part_of(held, stop, before)
         return part
 
@@ -176,9 +200,10 @@ class Shadow:
         known_id = self.core.known_id
         try:
             self.core.learn(await self._store.other_states(known_id))
-        except AWAY as error:
+        except (*AWAY, SettingError) as error:  # the other receiver may be forgotten meanwhile
             await self._waits.pause(error)
             return
+        self._waits.succeeded()
         if self.core.known_id > known_id:
             self._pauses.reset()
         else:
@@ -201,5 +226,5 @@ class Shadow:
 def described(found: ShadowDifference) -> str:
     """Return in words where states differ."""
     whose = f"in {found.group!r} " if found.group else ""
-    since = f"the last equal one after {found.equal_id}" if found.equal_id else "none was equal"
+    since = f"equal after {found.equal_id}" if found.equal_id else "never equal"
     return f"{whose}after id {found.id} ({since})"

@@ -73,7 +73,7 @@ def open_receiver(
     """
     if config.tuning.calm_collector:
         calm_collector()
-    shadow = None if shadow_of is None else _shadow_store(config, shadow_of, checkpoints)
+    shadow = None if shadow_of is None else _shadow_store(config, shadow_of)
     if checkpoints is None and shadow is None:
         checkpoints = _checkpoints(config, keeps_snapshots=snapshots is not None)
     source = gap_source or _gap_source(config)
@@ -179,11 +179,7 @@ def _checkpoints(config: ReceiverConfig, *, keeps_snapshots: bool) -> Checkpoint
     return PostgresCheckpointStore(stored) if is_stored else PostgresHeadReports(stored)
 
 
-def _shadow_store(
-    config: ReceiverConfig, shadow_of: str | ShadowStore, checkpoints: CheckpointStore | None
-) -> ShadowStore:
-    if checkpoints is not None:
-        raise SettingError("checkpoints", "given", "none: a shadow keeps no place")
+def _shadow_store(config: ReceiverConfig, shadow_of: str | ShadowStore) -> ShadowStore:
     if not isinstance(shadow_of, str):
         return shadow_of
     if config.database is None:

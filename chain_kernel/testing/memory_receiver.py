@@ -486,6 +486,10 @@ class MemoryCheckpointStore:
             raise ChainMissing(self._chain_id) from None
 
 
+STATES_READ: Final = 2
+"""Orders whose states a shadow reads at once: few, so that it reads them in parts."""
+
+
 class MemoryShadowStore(MemoryCheckpointStore):
     """A shadow's store; implements `chain_kernel.ports.ShadowStore`."""
 
@@ -497,6 +501,8 @@ class MemoryShadowStore(MemoryCheckpointStore):
         shadow_of: str,
         ask: Ask = ask_at_once,
     ) -> None:
+        if shadow_of == receiver:
+            raise SettingError("shadow_of", shadow_of, "another name than the shadow's own")
         super().__init__(database, chain_id, receiver, ask)
         self.shadow_of = shadow_of
 
@@ -531,18 +537,22 @@ class MemoryShadowStore(MemoryCheckpointStore):
                 expected = f"a receiver of chain {chain.chain_id} that stores or reports its place"
                 raise SettingError("shadow_of", self.shadow_of, expected)
             stored = chain.states.get(self.shadow_of, {})
-            found = (
+            found = [
                 StoredState(at_id, group, digest)
                 for (at_id, group), digest in sorted(stored.items())
                 if after_id < at_id <= place.id
-            )
-            return StoredStates(place.id, tuple(found))
+            ]
+            # A few at once, and all of the last order.
+            ends = sorted({state.id for state in found})[:STATES_READ]
+            is_cut = len(ends) == STATES_READ
+            until_id = ends[-1] if is_cut else place.id
+            return StoredStates(until_id, tuple(each for each in found if each.id <= until_id))
 
         return await self._ask(look)
 
     def record(self, report: ShadowReport, states: Sequence[StoredState] = ()) -> None:
-        """Keep the result, and the shadow's own states."""
-        chain = self._chain()
+        """Keep the result, and the shadow's own states; the real one waits for its database."""
+        chain = self._database.chains[self.chain_id]
         chain.shadows[self.receiver] = report
         own = chain.states.setdefault(self.receiver, {})
         own.update({(each.id, each.group): each.digest for each in states})

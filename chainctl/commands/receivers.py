@@ -311,6 +311,7 @@ async def _move(
     await connection.execute(
         SQL["place_receiver"], chain_id, name, to_id, batch["seal"], batch["epoch"]
     )
+    await connection.execute(SQL["forget_states_after"], chain_id, name, to_id)
     rows = await connection.fetchval(
         SQL["rows_between"], chain_id, *sorted((place["head_delivered"], to_id))
     )

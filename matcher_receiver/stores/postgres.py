@@ -31,7 +31,7 @@ from chain_kernel.sql import RECEIVER_WRITER, load_sql, require_version
 from matcher_receiver.cancellable_wait import AWAY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from chain_kernel.errors import HaltError
     from chain_kernel.model import Gap
@@ -123,6 +123,8 @@ class StoredReceiver(ClosedAtExit):
     It uses one connection while there is something to store, and a second one for gaps.
     """
 
+    is_shadow = False
+
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._session = self._new_session()
@@ -143,8 +145,8 @@ class StoredReceiver(ClosedAtExit):
     async def _load(self) -> Any:  # noqa: ANN401 - a record of asyncpg, which is untyped
         """Return the row of the query `load`.
 
-        Raises SchemaError, ConnectError, RetryError; SettingError if the name is another login's;
-        StillHalted for a receiver that has halted.
+        Raises SchemaError, ConnectError, RetryError; SettingError if the name is another login's,
+        or a shadow's; StillHalted for a receiver that has halted.
         """
         rows = await self._fetch("load")
         row: Any = rows[0] if rows else None
@@ -153,6 +155,9 @@ class StoredReceiver(ClosedAtExit):
         if row["held_by"] is not None:
             holder = f"the database login {row['held_by']} holds it, docs/permissions.md"
             expected = f"one of this login's own ({holder})"
+            raise SettingError("receiver's name", self._config.name, expected)
+        if row["shadow_of"] is not None and not self.is_shadow:
+            expected = f"none of a shadow of {row['shadow_of']!r} (chainctl receivers forget)"
             raise SettingError("receiver's name", self._config.name, expected)
         if row["reason"] is not None:
             config = self._config
@@ -175,9 +180,14 @@ class StoredReceiver(ClosedAtExit):
         """Store that the receiver has halted."""
         await self._fetch("halt", at_id, type(error).__name__, str(error))
 
-    async def _put_states(self, states: Sequence[StoredState]) -> None:
+    async def _put_states(self, waiting: WaitingStates) -> None:
+        """Write what waits, if anything does."""
+        states = waiting.all()
+        if not states:
+            return
         columns = ([getattr(each, name) for each in states] for name in ("id", "group", "digest"))
         await self._fetch("put_states", *columns)
+        waiting.remove(states)
 
     def record_gap(self, gap: Gap) -> None:
         """Store `gap` in the background."""
@@ -218,6 +228,42 @@ class StoredReceiver(ClosedAtExit):
 
     def _missing_chain(self, error: Exception) -> ChainMissing | None:
         return ChainMissing(self._config.chain_id) if sqlstate_of(error) == _NO_SUCH_CHAIN else None
+
+
+STATES_MAX: Final = 100_000
+"""States that wait while the database is away, about 200 bytes each. The oldest are dropped."""
+
+
+class WaitingStates:
+    """States that wait to be written. Each was at its order once: the last digest counts."""
+
+    def __init__(self, receiver: str) -> None:
+        self._receiver = receiver
+        self._states: dict[tuple[int, str], StoredState] = {}
+        self._has_dropped = False
+
+    def add(self, states: Iterable[StoredState]) -> None:
+        """Keep states, without the oldest where there are too many."""
+        for state in states:
+            self._states[state.id, state.group] = state
+        while len(self._states) > STATES_MAX:
+            del self._states[next(iter(self._states))]
+            if not self._has_dropped:
+                self._has_dropped = True
+                _log.warning(
+                    "receiver %r: more than %d states wait for the database: the oldest are lost",
+                    self._receiver, STATES_MAX,
+                )  # fmt: skip
+
+    def all(self) -> list[StoredState]:
+        """Return what waits, the oldest first."""
+        return [*self._states.values()]
+
+    def remove(self, written: Iterable[StoredState]) -> None:
+        """Forget what was written, unless it was replaced meanwhile."""
+        for state in written:
+            if self._states.get((state.id, state.group)) is state:
+                del self._states[state.id, state.group]
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -287,9 +333,6 @@ class GapRecorder:
         await self._session.fetch(_SQL["trim_gaps"], config.chain_id, config.name, config.gaps_kept)
 
 
-STATES_MAX: Final = 10_000
-"""States that wait while the database is away, about 200 bytes each. The oldest are dropped."""
-
 REPORT_SECONDS: Final = 1.0
 """Time between two reports: what operators see is at most this old, and each receiver costs one
 small statement per interval while it moves."""
@@ -309,7 +352,7 @@ class PostgresHeadReports(StoredReceiver):
         super().__init__(config)
         self._reports_head = reports_head
         self._waiting: Mark | None = None  # only the last place counts
-        self._states: deque[StoredState] = deque(maxlen=STATES_MAX)
+        self._states = WaitingStates(config.name)
         # Where gaps of earlier processes end, in order, while no place is stored.
         self._unfilled: list[int] = []
         self._behind = WriteBehind(
@@ -340,7 +383,7 @@ class PostgresHeadReports(StoredReceiver):
         self._session.home.check()
         del first_pid, connection
         if self._reports_head:
-            self._states += [StoredState(end.id, *each) for each in states.items()]
+            self._states.add(StoredState(end.id, *each) for each in states.items())
         passes_gap = bool(self._unfilled) and end.id >= self._unfilled[0]
         if (self._reports_head or passes_gap) and not self._behind.is_refused:
             self._waiting = end
@@ -364,12 +407,8 @@ class PostgresHeadReports(StoredReceiver):
             await self._fetch("fill_gaps", done.id)
             self._unfilled = [until_id for until_id in self._unfilled if until_id > done.id]
             return
-        if states := [*self._states]:
-            # Before the place: a shadow takes it that no state up to there comes later.
-            await self._put_states(states)
-            for each in states:
-                if self._states and self._states[0] is each:  # else it was dropped meanwhile
-                    self._states.popleft()
+        # Before the place: a shadow takes it that no state up to there comes later.
+        await self._put_states(self._states)
         if not await self._fetch("report", *_values_of(done)):
             raise self._taken()
 

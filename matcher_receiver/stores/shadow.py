@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from chain_kernel.errors import SettingError
 from chain_kernel.model import StoredState, StoredStates
 from chain_kernel.sql import load_sql
-from matcher_receiver.stores.postgres import STATES_MAX, PostgresHeadReports, WriteBehind
+from matcher_receiver.stores.postgres import PostgresHeadReports, WaitingStates, WriteBehind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chain_kernel.model import ShadowReport
+    from chain_kernel.model import Mark, ShadowReport
     from matcher_receiver.config import CheckpointConfig
 
 _SQL: Final = load_sql("matcher_receiver", "queries.sql")
@@ -25,6 +24,8 @@ STATES_READ: Final = 1_000
 class PostgresShadowStore(PostgresHeadReports):
     """Implements ShadowStore of `chain_kernel.ports`. The role `receiver_writer` is enough."""
 
+    is_shadow = True
+
     def __init__(self, config: CheckpointConfig, shadow_of: str) -> None:
         """Take the settings, where `name` is the shadow's own. Raises SettingError."""
         if shadow_of == config.name:
@@ -32,7 +33,7 @@ class PostgresShadowStore(PostgresHeadReports):
         super().__init__(config, reports_head=False)
         self._shadow_of = shadow_of
         self._report: ShadowReport | None = None
-        self._own: deque[StoredState] = deque(maxlen=STATES_MAX)
+        self._own = WaitingStates(config.name)
         self._recording = WriteBehind(
             f"result of the shadow {config.name!r} of chain {config.chain_id}",
             waits=lambda: self._report is not None,
@@ -43,6 +44,12 @@ class PostgresShadowStore(PostgresHeadReports):
     def shadow_of(self) -> str:
         """The receiver that it follows."""
         return self._shadow_of
+
+    async def load(self) -> Mark | None:
+        """Return no place. Raises SettingError for a name under which there is one."""
+        if await super().load() is not None:
+            raise self._taken()
+        return None
 
     async def other_states(self, after_id: int) -> StoredStates:
         """Return what the other receiver has stored next."""
@@ -67,7 +74,7 @@ class PostgresShadowStore(PostgresHeadReports):
         if self._recording.is_refused:
             return
         self._report = report
-        self._own += states
+        self._own.add(states)
         self._recording.wake()
 
     async def close(self) -> None:
@@ -77,14 +84,10 @@ class PostgresShadowStore(PostgresHeadReports):
         await super().close()
 
     async def _write_result(self) -> None:
-        report, states = self._report, [*self._own]
-        if states:
-            await self._put_states(states)
-            for each in states:
-                if self._own and self._own[0] is each:  # else it was dropped meanwhile
-                    self._own.popleft()
+        report = self._report
         if report is not None:
             await self._fetch("report_shadow", self._shadow_of, *_values_of(report))
+        await self._put_states(self._own)
         if self._report is report:
             self._report = None
 

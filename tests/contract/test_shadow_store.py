@@ -25,11 +25,16 @@ async def test_shadow_sees_the_states_and_the_place_of_the_other(
     await stored(open_checkpoints("r"))
     shadow = open_shadow("s", "r")
     assert await shadow.load() is None
-    seen = await shadow.other_states(0)
-    assert seen.until_id == 12
-    assert seen.states == (
+    until_id, states = 0, list[StoredState]()
+    while until_id < 12:  # in parts, as large as the store likes
+        seen = await shadow.other_states(until_id)
+        assert seen.until_id > until_id
+        until_id = seen.until_id
+        states += seen.states
+    assert until_id == 12
+    assert states == [
         StoredState(5, "", B), StoredState(5, "ALPHA", A), StoredState(9, "ALPHA", B),
-    )  # fmt: skip
+    ]  # fmt: skip
     assert (await shadow.other_states(5)).states == (StoredState(9, "ALPHA", B),)
     assert (await shadow.other_states(9)).states == ()
 
@@ -90,3 +95,15 @@ async def test_shadow_never_moves_a_place(
     assert await shadow.load() is None
     assert await open_checkpoints("s").load() is None
     assert await open_checkpoints("r").load() == mark_at(12)
+
+
+async def test_states_of_one_order_come_together_however_many(
+    open_checkpoints: OpenCheckpoints, open_shadow: OpenShadow
+) -> None:
+    many = {f"{number:04}": A for number in range(1_500)}
+    store = open_checkpoints("r")
+    await store.save(0, mark_at(0))
+    await store.save(0, mark_at(5), states=many)
+    seen = await open_shadow("s", "r").other_states(0)
+    assert seen.states == tuple(StoredState(5, group, A) for group in many)
+    assert seen.until_id == 5

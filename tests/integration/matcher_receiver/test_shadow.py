@@ -102,6 +102,41 @@ async def test_states_of_a_shadow_are_kept_under_its_own_name_and_forgotten_with
     assert len(await states_of("matching")) == 3
 
 
+async def test_name_of_a_shadow_is_no_receivers_until_it_is_forgotten(
+    stored: StoredChain, opened: Open, admin: asyncpg.Connection, chain_id: int, database: str
+) -> None:
+    await stored.commit(9)
+    end = stored.chain.mark().id
+    async with opened("matching") as matching, opened("candidate", "matching") as shadow:
+        await serve(matching, Counts(), end)
+        await serve(shadow, Counts(), end)
+    await until_compared(admin, chain_id, end)
+    with pytest.raises(SettingError, match="none of a shadow of 'matching'"):
+        await opened("candidate").__aenter__()
+    with pytest.raises(SettingError, match="no receiver keeps its checkpoint"):
+        await opened("matching", "candidate").__aenter__()
+    forget = "receivers", "forget", "candidate", "--chain", str(chain_id), "--reason", "done"
+    await chainctl(database, *forget)
+    async with opened("candidate") as receiver:
+        await serve(receiver, Counts(), end)
+
+
+async def test_states_after_a_place_that_is_moved_back_are_gone(
+    stored: StoredChain, opened: Open, admin: asyncpg.Connection, chain_id: int, database: str
+) -> None:
+    ends = []
+    async with opened("matching") as matching:
+        counts = Counts()
+        for _ in range(3):
+            await stored.commit(5)
+            ends.append(stored.chain.mark().id)
+            await serve(matching, counts, ends[-1])
+    back = "receivers", "move", "matching", "--to", str(ends[0]), "--chain", str(chain_id)
+    await chainctl(database, *back, "--reason", "a mistake")
+    left = await admin.fetch("SELECT DISTINCT id FROM receiver_state")
+    assert [row["id"] for row in left] == [ends[0]]
+
+
 async def test_shadow_that_has_no_one_to_follow_is_refused(
     stored: StoredChain, opened: Open
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chain_kernel.errors import SettingError
+from chain_kernel.errors import RetryError, SettingError
 from chain_kernel.model import Run
 from chain_kernel.testing.virtual_loop import VirtualTime, virtual_clock
 from matcher_receiver import Receiver, ReceiverConfig
@@ -115,7 +115,7 @@ def test_first_difference_is_named_with_the_last_equal_state(
         values = {sample.name: sample.value for sample in shadow.samples()}
         assert values["orderchain_receiver_shadow_groups"] == 1
         assert values["orderchain_receiver_shadow_states_total"] == found.compared > 0
-        assert f"after id {found.first.id} (the last equal one after" in caplog.text
+        assert f"after id {found.first.id} (equal after {found.first.equal_id})" in caplog.text
 
     in_time(story())
 
@@ -222,6 +222,158 @@ def test_group_that_the_shadow_does_not_have_differs(chain: MemoryChain, in_time
         assert (found.first.found, found.first.equal_id) == (b"", 0)
 
     in_time(story())
+
+
+def test_group_that_only_the_candidate_changes_differs(chain: MemoryChain, in_time: Any) -> None:
+    """It changes the other symbol's book, too, at an order that the other receiver has of one."""
+
+    class Meddling(Book):
+        def apply(self, run: Run) -> None:
+            super().apply(run)
+            if any(event.id == chain.committed[9].id for event in run.events):
+                self.orders.setdefault("GAMMA", []).append(b"invented")
+                self.touched.add("GAMMA")
+
+    async def story() -> None:
+        for first in range(1, 20, 2):
+            chain.commit(numbered(first, 2))
+        await follow(opened(chain, "matching"), Book())
+        shadow = opened(chain, "candidate", "matching")
+        await follow(shadow, Meddling())
+        found = shadow.stats().shadow
+        assert found is not None
+        assert found.first is not None
+        assert (found.first.group, found.first.stored, found.groups) == ("GAMMA", b"", 1)
+
+    in_time(story())
+
+
+def test_shadow_that_begins_later_compares_what_has_changed_since(
+    chain: MemoryChain, in_time: Any
+) -> None:
+    """Only one symbol had orders since then; nothing is known of the other one's state."""
+
+    async def story() -> None:
+        chain.commit(numbered(1, 4))
+        await follow(opened(chain, "matching"), book := Book())
+        candidate = Book()
+        candidate.orders = {name: [*kept] for name, kept in book.orders.items()}
+        start = chain.checkpoint("matching")
+        chain.commit([b"2", b"4"])
+        await follow(opened(chain, "matching"), book)
+        book.touched |= set(NAMES)  # it gives all, as after a restart
+        chain.commit([b"6"])
+        await follow(opened(chain, "matching"), book)
+        shadow = opened(chain, "candidate", "matching", start=start)
+        await follow(shadow, candidate)
+        found = shadow.stats().shadow
+        assert found is not None
+        assert found.compared > 0
+        assert found.first is None
+
+    in_time(story())
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_runs_that_are_collected_are_compared_at_the_last(
+    chain: MemoryChain, in_time: Any, is_wrong: bool
+) -> None:
+    async def story() -> None:
+        for first in range(1, 40, 3):
+            chain.commit(numbered(first, 3))
+        await follow(opened(chain, "matching"), Book())
+        book = Book(skipped=chain.committed[20].payload if is_wrong else b"")
+        shadow = opened(chain, "candidate", "matching")
+        async with shadow:
+            at = 0
+            async for run in shadow:
+                book.apply(run)
+                at += 1
+                if at % 5 == 0 or run.last_id == chain.committed[-1].id:
+                    await shadow.checkpoint(run, states=book.states)
+        found = shadow.stats().shadow
+        assert found is not None
+        assert found.compared >= 4
+        assert (found.first is not None) == is_wrong
+
+    in_time(story())
+
+
+def test_run_that_is_asked_for_before_the_last_is_compared_loses_no_comparison(
+    chain: MemoryChain, in_time: Any
+) -> None:
+    async def story() -> None:
+        for first in range(1, 20, 2):
+            chain.commit(numbered(first, 2))
+        ends = await follow(opened(chain, "matching"), Book())
+        book = Book()
+        shadow = opened(chain, "candidate", "matching")
+        async with shadow:
+            coming = asyncio.ensure_future(anext(shadow, None))
+            while (run := await coming) is not None:
+                coming = asyncio.ensure_future(anext(shadow, None))
+                await asyncio.sleep(0)
+                book.apply(run)
+                await shadow.checkpoint(run, states=book.states)
+        found = shadow.stats().shadow
+        assert found is not None
+        assert found.compared >= len(ends)
+        assert found.first is None
+
+    in_time(story())
+
+
+def test_states_of_a_checkpoint_that_failed_are_stored_by_the_next(
+    chain: MemoryChain, in_time: Any
+) -> None:
+    """The service has given them once, and gives only what has changed since."""
+
+    async def story() -> None:
+        chain.commit(numbered(1, 8))
+        async with opened(chain, "matching") as matching:
+            book = Book()
+            async for run in matching:
+                book.apply(run)
+                chain.is_database_away = True
+                with pytest.raises(RetryError):
+                    await matching.checkpoint(run, states=book.states)
+                chain.is_database_away = False
+                await matching.checkpoint(run, states=book.states)
+        shadow = opened(chain, "candidate", "matching")
+        await follow(shadow, Book())
+        found = shadow.stats().shadow
+        assert found is not None
+        assert (found.compared, found.first) == (4, None)
+
+    in_time(story())
+
+
+def test_lag_of_a_shadow_grows_while_the_other_stands(chain: MemoryChain, in_time: Any) -> None:
+    async def story() -> None:
+        chain.commit(numbered(1, 4))
+        async with opened(chain, "matching"), opened(chain, "candidate", "matching") as shadow:
+            waiting = asyncio.create_task(anext(shadow, None))
+            await asyncio.sleep(90)
+            stats = shadow.stats()
+            assert stats.lag_ids == chain.committed[-1].id
+            assert stats.lag_seconds > 80
+            assert "behind" in str(shadow.why_not_ready())
+            shadow.stop()
+            await waiting
+
+    in_time(story())
+
+
+def test_shadow_has_no_checkpoints_beside(chain: MemoryChain) -> None:
+    config = ReceiverConfig(chain_id=1, name="candidate")
+    with pytest.raises(SettingError, match="a shadow keeps no place"):
+        open_receiver(
+            config,
+            frames=chain.frames(),
+            gap_source=chain.gap_source(),
+            checkpoints=chain.checkpoints("candidate"),
+            shadow_of=chain.shadow("candidate", "matching"),
+        )
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,11 @@ async def test_states_in_the_callers_transaction_wait_for_the_next_call_too() ->
         await receiver.checkpoint(two, connection=transaction, states=lambda: {"A": b"two"})
         assert reports.states == {(one.last_id, "A"): b"one"}
         await receiver.checkpoint(three, states=lambda: {"B": b"three"})
-    assert reports.states == {(one.last_id, "A"): b"one", (three.last_id, "B"): b"three"}
+    assert reports.states == {
+        (one.last_id, "A"): b"one",
+        (two.last_id, "A"): b"two",
+        (three.last_id, "B"): b"three",
+    }
 
 
 class Answers:
