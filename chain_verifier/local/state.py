@@ -126,23 +126,24 @@ async def fold_up_to(
         snapshot = await snapshots.newest(until_id)
     at_id, batch_id = (snapshot.mark.id, snapshot.mark.batch_last_id) if snapshot else (0, None)
     position = await source.standing(at_id, batch_id)
-    head_id = position.head.last_id
-    if moment.id is not None and moment.id > head_id:
-        if position.is_primary:
-            raise SettingError("id", moment.id, f"an id up to the head of the chain, {head_id}")
-        raise NotYetReadable(head_id, moment.id)
-    if not is_final and not position.is_primary:
-        text = f"only a standby answers, at {head_id}: it may lack orders up to this moment"
-        raise RetryError(f"chain {source.chain_id}: {text}")
-    start = _start_of(position, snapshot)
-    if snapshot is not None:
-        folding.restore(snapshot)
     # Rows of a batch that is larger than a page come before its proof. The time of a commit was
     # looked up without one: that it is not above the moment is proven with its batch, that the next
     # one is above it with the next batch.
     is_enough = ge if moment.committed is None else gt
-    end_id = start.id if is_enough(start.id, until_id) else head_id
-    async with aclosing(source.runs(start, end_id)) as runs:
+    head_id = position.head.last_id
+    if is_final and not is_enough(head_id, until_id):
+        if moment.id is not None and position.is_primary:
+            raise SettingError("id", moment.id, f"an id up to the head of the chain, {head_id}")
+        # Another server than the one that has found the place of a time may answer by now.
+        raise NotYetReadable(head_id, until_id)
+    if not is_final and not position.is_primary:
+        text = f"only a standby answers, at {head_id}: it may lack orders up to this moment"
+        raise RetryError(f"chain {source.chain_id}: {text}")
+    end = _start_of(position, snapshot)
+    if snapshot is not None:
+        folding.restore(snapshot)
+    end_id = end.id if is_enough(end.id, until_id) else head_id
+    async with aclosing(source.runs(end, end_id)) as runs:
         async for run in runs:
             if run.begins_within:
                 text = f"the server broke off within the batch of id {run.events[0].id}: ask again"
@@ -151,8 +152,13 @@ async def fold_up_to(
             if event_ns is not None:
                 orders = [each for each in orders if each.event_time_ns <= event_ns]
             folding.apply(orders[: bisect_right(orders, until_id, key=_id_of)])
-            if is_enough(run.end.batch_last_id, until_id):
+            end = run.end
+            if is_enough(end.batch_last_id, until_id):
                 break
+        else:
+            if end.id < end_id:
+                text = f"no rows came after {end.id}, and the head is {end_id}: ask again"
+                raise RetryError(f"chain {source.chain_id}: {text}")
     if not folding.id:
         expected = f"a moment at or after the first order of chain {source.chain_id}"
         raise SettingError("moment", str(moment), expected)

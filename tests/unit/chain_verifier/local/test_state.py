@@ -15,7 +15,7 @@ from chain_kernel.errors import (
     RetryError,
     SettingError,
 )
-from chain_kernel.model import Event, Mark, Run, Snapshot
+from chain_kernel.model import ChainPosition, Event, Mark, Run, Snapshot
 from chain_kernel.testing.memory_receiver import MemoryGapSource
 from chain_verifier.dataframe.fold import Fold, digest_of
 from chain_verifier.local.state import Moment, StateAsOf, fold_up_to
@@ -288,6 +288,54 @@ async def test_standby_that_lags_is_no_answer() -> None:
         with pytest.raises(RetryError, match="only a standby answers"):
             await fold_up_to(source, WHOLE, None, Moment(**later))
     assert (await state_of(chain, id=chain.ids[-1], is_primary=False)).state == chain.ids
+
+
+class AwayAfterTheSearch(MemoryGapSource):
+    """A primary that finds the place of a commit's time, and is away then."""
+
+    is_away = False
+
+    async def standing(self, at_id: int, batch_id: int | None = None) -> ChainPosition:
+        if self.is_away:
+            raise RetryError("the server is away")
+        return await super().standing(at_id, batch_id)
+
+    async def row_before_time(self, time_us: int) -> int:
+        found = await super().row_before_time(time_us)
+        self.is_away = True
+        return found
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+async def test_standby_that_lags_behind_what_the_primary_has_found_is_no_answer(
+    batches: int,
+) -> None:
+    chain = chain_of(3, 4, 2)
+    lagging = chain_of(*(3, 4, 2)[:batches])
+    primary = AwayAfterTheSearch(lambda: chain)
+    source = PreferredSources([MemoryGapSource(lambda: lagging, is_primary=False), primary])
+    moment = Moment(committed=FIRST_COMMIT + timedelta(microseconds=1))
+    if batches < 3:
+        with pytest.raises(NotYetReadable):
+            await fold_up_to(source, WHOLE, None, moment)
+    else:
+        found = await fold_up_to(source, WHOLE, None, moment)
+        assert (found.state, found.is_final) == (chain.ids[:7], True)
+
+
+@pytest.mark.parametrize("moment", [{"committed": FIRST_COMMIT}, {"event": datetime.now(UTC)}])
+async def test_rows_that_end_before_the_head_are_no_answer(moment: dict[str, Any]) -> None:
+    chain = chain_of(3, 4)
+
+    class Ending(MemoryGapSource):
+        async def runs(
+            self, after: Mark, until_id: int, *, from_primary: bool = False
+        ) -> AsyncGenerator[Run, None]:
+            async for run in super().runs(after, chain.ids[2], from_primary=from_primary):
+                yield run
+
+    with pytest.raises(RetryError, match=f"no rows came after {chain.ids[2]}, and the head is"):
+        await fold_up_to(Ending(lambda: chain), WHOLE, None, Moment(**moment))
 
 
 async def test_fold_meets_payloads_of_every_version_as_of_today(
