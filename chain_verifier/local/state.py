@@ -14,16 +14,18 @@ from msgspec.structs import replace
 from chain_kernel.clock import SystemClock, ns_of
 from chain_kernel.config import Config
 from chain_kernel.errors import (
+    ForkFound,
     InputError,
     NotYetReadable,
     RetryError,
+    SealMismatch,
     SettingError,
 )
 from chain_kernel.limits import ID_MAX
 from chain_verifier.dataframe.fold import naming
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from chain_kernel.model import ChainPosition, Event, Mark, Snapshot
     from chain_kernel.ports import GapSource, SnapshotStore
@@ -115,6 +117,7 @@ async def fold_up_to(
             fold, group and snapshots do not fit together.
         InputError: the fold raised an error, or a snapshot is of rows that the chain does not have.
         RetryError: a server broke off within a batch, which nothing proves then.
+        ForkFound, SealMismatch: the primary has other rows than the standby that was read.
         OrderchainError: one of the errors of `GapSource.standing` and `GapSource.runs`.
     """
     folding = _Folding(fold, group)
@@ -126,23 +129,16 @@ async def fold_up_to(
         snapshot = await snapshots.newest(until_id)
     at_id, batch_id = (snapshot.mark.id, snapshot.mark.batch_last_id) if snapshot else (0, None)
     position = await source.standing(at_id, batch_id)
-    # Rows of a batch that is larger than a page come before its proof. The time of a commit was
-    # looked up without one: that it is not above the moment is proven with its batch, that the next
-    # one is above it with the next batch.
-    is_enough = ge if moment.committed is None else gt
-    head_id = position.head.last_id
-    if is_final and not is_enough(head_id, until_id):
-        if moment.id is not None and position.is_primary:
-            raise SettingError("id", moment.id, f"an id up to the head of the chain, {head_id}")
-        # Another server than the one that has found the place of a time may answer by now.
-        raise NotYetReadable(head_id, until_id)
-    if not is_final and not position.is_primary:
-        text = f"only a standby answers, at {head_id}: it may lack orders up to this moment"
-        raise RetryError(f"chain {source.chain_id}: {text}")
+    _require_reached(position, moment, until_id, is_final=is_final)
     end = _start_of(position, snapshot)
     if snapshot is not None:
         folding.restore(snapshot)
-    end_id = end.id if is_enough(end.id, until_id) else head_id
+    # Rows of a batch that is larger than a page come before its proof. The time of a commit was
+    # looked up without one: that it is not above the moment is proven with its batch, that the next
+    # one is above it with the next batch.
+    is_enough = _is_enough(moment)
+    end_id = end.id if is_enough(end.id, until_id) else position.head.last_id
+    is_of_primary = True
     async with aclosing(source.runs(end, end_id)) as runs:
         async for run in runs:
             if run.begins_within:
@@ -152,13 +148,15 @@ async def fold_up_to(
             if event_ns is not None:
                 orders = [each for each in orders if each.event_time_ns <= event_ns]
             folding.apply(orders[: bisect_right(orders, until_id, key=_id_of)])
-            end = run.end
+            end, is_of_primary = run.end, is_of_primary and run.source == "primary"
             if is_enough(end.batch_last_id, until_id):
                 break
         else:
             if end.id < end_id:
                 text = f"no rows came after {end.id}, and the head is {end_id}: ask again"
                 raise RetryError(f"chain {source.chain_id}: {text}")
+    if not is_of_primary:
+        await _require_held(source, end)
     if not folding.id:
         expected = f"a moment at or after the first order of chain {source.chain_id}"
         raise SettingError("moment", str(moment), expected)
@@ -176,6 +174,28 @@ async def _last_id_up_to(source: GapSource, moment: Moment) -> tuple[int, bool]:
     head_id = (await source.standing(0)).head.last_id
     found = await source.row_before_time(committed_ns // 1_000 + 1)
     return found, found < head_id
+
+
+def _is_enough(moment: Moment) -> Callable[[int, int], bool]:
+    """Return what compares the last id that is there with the last one up to the moment."""
+    return ge if moment.committed is None else gt
+
+
+def _require_reached(
+    position: ChainPosition, moment: Moment, until_id: int, *, is_final: bool
+) -> None:
+    """Raise SettingError, NotYetReadable, RetryError unless all orders up to the moment are there.
+
+    Another server may answer than the one that has found the place of a commit's time.
+    """
+    chain_id, head_id = position.head.chain_id, position.head.last_id
+    if is_final and not _is_enough(moment)(head_id, until_id):
+        if moment.id is not None and position.is_primary:
+            raise SettingError("id", moment.id, f"an id up to the head of the chain, {head_id}")
+        raise NotYetReadable(head_id, until_id)
+    if not is_final and not position.is_primary:
+        text = f"only a standby answers, at {head_id}: it may lack orders up to this moment"
+        raise RetryError(f"chain {chain_id}: {text}")
 
 
 def _start_of(position: ChainPosition, snapshot: Snapshot | None) -> Mark:
@@ -197,6 +217,21 @@ def _start_of(position: ChainPosition, snapshot: Snapshot | None) -> Mark:
         expected = f"one of chain {head.chain_id}: the database has {lacks}"
         raise InputError("snapshot", f"after id {mark.id}", expected)
     return replace(mark, id=mark.batch_last_id)
+
+
+async def _require_held(source: GapSource, end: Mark) -> None:
+    """Raise ForkFound, SealMismatch where the primary has not the batch before `end`.
+
+    A standby that still follows a server which was replaced has seals for rows that were lost.
+    While no primary answers, the standby's own word is all there is.
+    """
+    position = await source.standing(end.batch_last_id, end.batch_last_id)
+    if not position.is_primary or position.batch_seal == end.seal:
+        return
+    if position.mark is None:
+        raise ForkFound(source.chain_id, end.batch_last_id, end.id, None)
+    found = position.batch_seal or b""
+    raise SealMismatch(source.chain_id, end.batch_last_id, end.seal, found)
 
 
 class _Folding(Generic[State]):

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 
 from chain_kernel.errors import (
     BatchDamaged,
+    ForkFound,
     InputError,
     NotYetReadable,
     RetryError,
+    SealMismatch,
     SettingError,
 )
 from chain_kernel.model import ChainPosition, Event, Mark, Run, Snapshot
@@ -336,6 +338,24 @@ async def test_rows_that_end_before_the_head_are_no_answer(moment: dict[str, Any
 
     with pytest.raises(RetryError, match=f"no rows came after {chain.ids[2]}, and the head is"):
         await fold_up_to(Ending(lambda: chain), WHOLE, None, Moment(**moment))
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+async def test_rows_that_were_lost_at_a_fail_over_are_no_answer(*, has_ids: bool) -> None:
+    lost, chain = chain_of(3, 4, 5, 2), chain_of(3, 4)
+    if has_ids:
+        chain.add_events([replace(each, payload=b"other") for each in lost.batches[2].events])
+    chain.add(9, skip=1_000)
+    standby = MemoryGapSource(lambda: lost, is_primary=False, page_rows=5)
+    primary = AwayAfterTheSearch(lambda: chain)
+    both = PreferredSources([standby, primary])
+    with pytest.raises(SealMismatch if has_ids else ForkFound):
+        await fold_up_to(both, WHOLE, None, Moment(id=lost.ids[9]))
+    found = await fold_up_to(both, WHOLE, None, Moment(id=lost.ids[3]))
+    assert found.state == chain.ids[:4], "both have the batch"
+    primary.is_away = True
+    found = await fold_up_to(both, WHOLE, None, Moment(id=lost.ids[9]))
+    assert found.state == lost.ids[:10], "no primary knows better"
 
 
 async def test_fold_meets_payloads_of_every_version_as_of_today(
