@@ -126,7 +126,8 @@ async def fold_up_to(
     snapshot = None
     if snapshots is not None and event_ns is None:
         folding.require_restore(snapshots.chain_id, source.chain_id)
-        snapshot = await snapshots.newest(until_id)
+        # The batch of the last order proves its commit's time: it is read whatever snapshots have.
+        snapshot = await snapshots.newest(until_id - (moment.committed is not None))
     at_id, batch_id = (snapshot.mark.id, snapshot.mark.batch_last_id) if snapshot else (0, None)
     position = await source.standing(at_id, batch_id)
     _require_reached(position, moment, until_id, is_final=is_final)

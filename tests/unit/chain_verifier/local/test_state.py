@@ -220,6 +220,26 @@ async def test_snapshot_at_the_moment_needs_no_later_batch(tmp_path: Path) -> No
     assert (found.state, found.rows, found.after_id) == ([1], 0, chain.ids[4])
 
 
+async def test_commit_time_is_proven_also_where_a_snapshot_has_its_last_order(
+    tmp_path: Path,
+) -> None:
+    chain = chain_of(5, 3, 4)
+    store = FileSnapshotStore(tmp_path, chain.chain_id)
+    fold: Fold[list[int]] = Fold(
+        start=lambda _: [], step=add_ids, restore=lambda _, state: [*state]
+    )
+    for at in (4, 7):
+        mark = chain.mark(chain.ids[at])
+        await store.save(Snapshot(mark=mark, state=bytes(chain.ids[: at + 1])))
+    moment = FIRST_COMMIT + timedelta(microseconds=1)
+    found = await state_of(chain, fold, committed=moment, snapshots=store)
+    assert (found.state, found.after_id) == (chain.ids[:8], chain.ids[4])
+    batch = chain.batches[1]
+    chain.batches[1] = replace(batch, committed_at_us=batch.committed_at_us - 1)
+    with pytest.raises(BatchDamaged):
+        await state_of(chain, fold, committed=moment, snapshots=store)
+
+
 async def test_snapshot_of_another_chain_is_refused(tmp_path: Path) -> None:
     chain, other = chain_of(5, 5), Chain(seed=1)
     other.add(5)
