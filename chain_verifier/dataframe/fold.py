@@ -95,6 +95,15 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
         names = {str(getattr(each, "__module__", None)).partition(".")[0] for each in within}
         return tuple(sorted(names - {"__main__", "None", _OWN} - sys.stdlib_module_names))
 
+    def digest_after(self, place: str, state: State) -> bytes:
+        """Return the digest of the state after `place`. Raises InputError for what is no bytes."""
+        what = f"digest of the state after {place}"
+        with naming(what):
+            digest = self.digest(state)
+        if not isinstance(digest, bytes):
+            raise InputError(what, type(digest).__name__, "bytes")
+        return digest
+
     def upcast(self, payload: bytes) -> bytes:
         """Return a payload in the latest version.
 
@@ -219,8 +228,7 @@ class FoldedGroup(Generic[State]):
 
     def digest(self) -> bytes:
         """Return the digest of the state."""
-        with naming(f"digest of the state after id {self._id} of {self._named}"):
-            return self._fold.digest(self._state)
+        return self._fold.digest_after(f"id {self._id} of {self._named}", self._state)
 
     def apply(self, piece: Piece) -> Iterator[Result]:
         """Apply the next rows; yield what they give out."""

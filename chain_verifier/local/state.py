@@ -294,11 +294,9 @@ class _Folding(Generic[State]):
             expected = f"a group that has orders up to id {self.id}"
             raise SettingError("group", self._group, expected)
         (state,) = self._states
-        with naming(f"digest of the state after id {self.id}"):
-            digest = self._fold.digest(state)
         return StateAsOf(
-            state=state, group=self._group, id=self.id, after_id=self._after_id,
-            rows=self._rows, digest=digest, is_final=is_final,
+            state=state, group=self._group, id=self.id, after_id=self._after_id, rows=self._rows,
+            digest=self._fold.digest_after(f"id {self.id}", state), is_final=is_final,
         )  # fmt: skip
 
 

@@ -127,6 +127,17 @@ def test_fold_that_raises_is_refused_naming_orders_and_group(broken: str, named:
         list(run_fold(Fold(**functions), iter(pieces)))
 
 
+def test_digest_is_bytes() -> None:
+    def hex_text(_: list[int]) -> Any:
+        return "0a"
+
+    text = Fold(start=lambda _: list[int](), step=step, digest=hex_text)
+    expected = "digest of the state after id 40 of group 'a' was 'str', expected bytes"
+    for pieces in ([Piece("a", EVENTS)], [Piece("a", EVENTS), stored(40)]):
+        with pytest.raises(InputError, match=expected):
+            list(run_fold(text, iter(pieces)))
+
+
 def test_group_is_a_text() -> None:
     fold: Fold[Any] = Fold(start=list, step=step, group=lambda order: order.key)
     assert fold.groups_of(EVENTS[:2]) == ["k0", "k1"]

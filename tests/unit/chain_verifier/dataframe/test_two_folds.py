@@ -202,6 +202,17 @@ def test_candidate_whose_start_or_digest_raises_is_named_at_its_first_order(
     assert (found.id, found.part, found.error) == (IDS[0], "error", "KeyError: 'x'")
 
 
+def test_candidate_whose_digest_is_no_bytes_is_named_at_its_first_order() -> None:
+    def hex_text(_: State) -> Any:
+        return "0a"
+
+    candidate = Fold(start=OLD.start, step=step, digest=hex_text)
+    found = found_in(results_of(candidate, rows_of(EVENTS)))
+    assert found is not None
+    assert (found.id, found.part) == (IDS[0], "error")
+    assert "was 'str', expected bytes" in found.error
+
+
 @pytest.mark.parametrize("every", [None, 1, 7])
 def test_fold_that_raises_is_refused_naming_order_and_group(every: int | None) -> None:
     with pytest.raises(InputError, match=f"the fold at id {IDS[41]} of group 'a' was .*KeyError"):

@@ -299,6 +299,15 @@ async def test_error_of_the_fold_names_the_orders(where: str) -> None:
     assert (f"after id {chain.ids[-1]}" if where == "digest" else orders) in str(refused.value)
 
 
+async def test_digest_that_is_no_bytes_is_refused() -> None:
+    def hex_text(_: list[int]) -> Any:
+        return "0a"
+
+    fold = Fold(start=lambda _: list[int](), step=add_ids, digest=hex_text)
+    with pytest.raises(InputError, match="digest of the state after id 1 was 'str', expected byt"):
+        await state_of(chain_of(5), fold, id=1)
+
+
 async def test_standby_that_lags_is_no_answer() -> None:
     chain = chain_of(5)
     with pytest.raises(NotYetReadable):
