@@ -166,7 +166,8 @@ def run_two_folds(
     The results of the first fold are those of `run_fold`; a candidate ends where it differs.
 
     Raises:
-        InputError: the first fold raises, or a state cannot be copied.
+        InputError: the first fold raises, a state cannot be copied, or either raises where orders
+            are applied again.
     """
     group: TwoFoldsGroup | None = None
     for each in rows:
@@ -272,6 +273,7 @@ class TwoFoldsGroup:
             pair = _Pair(kept)
             for each in self._compared:
                 pair.give(each)
+                pair.require_no_error(self.name, int(each.ids[-1]))
             kept = pair.kept()
         last_id = int(held[-1].ids[-1])
         in_pieces = _Place("pieces", self._pair, _count(held), self._equal_id, last_id)
@@ -360,9 +362,11 @@ class _Kept:
         size = 0.0
         packed: bytes | None = None
         if kept is not None and self._pickles:
-            # A state may hold what its start did not, and what pickle refuses.
+            # A state may hold what its start did not, and what pickle refuses to write, or to read.
             with suppress(Exception):
-                packed = pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)
+                found = pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)
+                pickle.loads(found)  # noqa: S301 - what was packed here
+                packed = found
             self._pickles = packed is not None
         try:
             if packed is not None:
@@ -453,6 +457,12 @@ class _Pair:
         """Return whether both states have the same digest."""
         self.digests = [side.digest() for side in self.sides]
         return self.error is None and self.digests[0] == self.digests[1]
+
+    def require_no_error(self, group: str, at_id: int) -> None:
+        """Raise InputError where either has raised, though it had not with the same orders."""
+        for which, side in zip(("fold", "candidate"), self.sides, strict=True):
+            if side.error is not None:
+                raise refusal(which, group, at_id, _text_of(side.error)) from side.error
 
     def kept(self) -> list[_Kept]:
         """Return copies of both states. Raises InputError."""

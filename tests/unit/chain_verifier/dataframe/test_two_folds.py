@@ -337,6 +337,64 @@ def test_states_are_copied_also_where_pickle_refuses_what_only_the_start_was_fre
     assert (found.id, found.part) == (2_500, "state")
 
 
+class Packed:
+    """A part of a state that pickle writes, and cannot read; deepcopy takes it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Packed":
+        return Packed()
+
+
+class Rejected(Exception):
+    """A part of a state that neither pickle nor deepcopy can make again."""
+
+    def __init__(self, order_id: int, reason: str) -> None:
+        super().__init__(f"{order_id}: {reason}")
+
+
+def holding(make: Callable[[], object], odd: int = 0) -> Fold[State]:
+    """A fold whose states hold something from their first order on."""
+
+    def hold(state: State, orders: Sequence[Event]) -> tuple[State, list[Any]]:
+        total = state.get("total", 0) + len(orders) + any(each.id == odd for each in orders)
+        return {"total": total, "held": make()}, []
+
+    return Fold(start=lambda _: {}, step=hold, digest=lambda state: digest_of(state["total"]))
+
+
+def test_states_are_copied_also_where_pickle_cannot_read_what_it_wrote() -> None:
+    events = [Event(at + 1, at, "k", 0, b"\1") for at in range(3_000)]
+    found = found_in(results_of(holding(Packed, 2_500), rows_of(events), old=holding(Packed)))
+    assert found is not None
+    assert (found.id, found.part) == (2_500, "state")
+
+    def reject() -> Rejected:
+        return Rejected(1, "no price")
+
+    with pytest.raises(InputError, match="state was 'dict', expected one that pickle or deepcopy"):
+        results_of(holding(reject, 2_500), rows_of(events), old=holding(reject))
+
+
+@pytest.mark.parametrize("which", ["fold", "candidate"])
+def test_error_that_comes_where_orders_are_applied_again_is_refused(which: str) -> None:
+    seen: list[int] = []
+
+    def once(state: State, orders: Sequence[Event]) -> tuple[State, list[Any]]:
+        for order in orders:
+            if order.id == IDS[3] and seen.count(order.id):
+                raise KeyError("seen")
+            seen.append(order.id)
+        return step(state, orders, odd=[IDS[30]] if which == "candidate" else ())
+
+    failing = Fold(start=OLD.start, step=once)
+    folds = (failing, fold_of(odd=[IDS[30]])) if which == "fold" else (OLD, failing)
+    expected = f"error of the {which} at id {IDS[6]} of group 'a' was .*KeyError: 'seen'"
+    with pytest.raises(InputError, match=expected):
+        results_of(folds[1], rows_of(EVENTS, [7]), 7, old=folds[0])
+
+
 def test_small_states_are_compared_every_16_to_127_orders() -> None:
     compared: list[int] = []
 
