@@ -50,6 +50,7 @@ def compare_versions(
     for batch in rows.read(rows.ranges()):
         events = events_of(batch)
         if not is_linked(at_id, events):
+            require_whole(rows, chain_id)  # they may have been archived meanwhile
             raise RowsMissing(chain_id, at_id, until_id)
         at_id = events[-1].id if events else at_id
         for name, places in _by_group(fold, events).items():
@@ -67,6 +68,8 @@ def compare_versions(
             results = (each for group in groups.values() for each in group.compare())
             found += [each.divergence for each in results if each.divergence]
             held = 0
+    if not at_id:
+        require_whole(rows, chain_id)
     results = (each for group in groups.values() for each in group.end())
     found += [each.divergence for each in results if each.divergence]
     return two_versions(len(groups), found)

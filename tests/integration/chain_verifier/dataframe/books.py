@@ -58,6 +58,13 @@ def failing_step(book: Book, orders: Sequence[Event]) -> tuple[Book, list[tuple[
     return step(book, orders)
 
 
+def step_from_the_first(book: Book, orders: Sequence[Event]) -> tuple[Book, list[tuple[int, str]]]:
+    """Refuse to begin after the first order of a chain."""
+    if not book["rows"] and orders[0].pid:
+        raise ValueError("not the first order")
+    return step(book, orders)
+
+
 def side_of(order: Event) -> str:
     return ("buy", "sell", "cancel")[len(order.payload) % 3]
 
@@ -76,6 +83,7 @@ SECOND = Fold(
 )
 SAME = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key STRING")
 FAILING = Fold(start=start, step=failing_step, group=side_of)
+FROM_FIRST = Fold(start=start, step=step_from_the_first)
 BY_NUMBER = Fold(start=start, step=step, group=number_of)
 BY_SYMBOL = Fold(start=start, step=step, group=symbol_of)
 BY_COLUMN = Fold(start=start, step=step_of_columns, columns=("id",))

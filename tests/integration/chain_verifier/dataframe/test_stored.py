@@ -12,8 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chain_verifier.config import DatabaseSource
+from chain_verifier.dataframe import stored as stored_states
 from chain_verifier.dataframe.fold import digest_of
 from chain_verifier.dataframe.stored import read_states
+from chain_verifier.sources.database import DatabaseRows, Extent, require_whole
 from chain_verifier.spark.own_session import own_session
 from chainctl.main import main
 from tests.builders.stored_chain import StoredChain
@@ -154,6 +156,27 @@ def test_chain_with_archived_rows_is_refused_in_one_line(
     boundary = id_of(ROWS[19])
     asyncio.run(archive(database, boundary))
     assert main([*VERIFY, "--states", "receiver:matching"]) == 2
+    assert f"and those up to {boundary} were archived" in capsys.readouterr().err
+
+
+def test_fold_that_raises_since_rows_were_archived_meanwhile_is_not_blamed(
+    spark: SparkSession, stored: Callable[..., None], database: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    stored([])
+    boundary, heads = id_of(ROWS[19]), list[Extent]()
+
+    def then_archived(rows: DatabaseRows, chain_id: int) -> Extent:
+        heads.append(require_whole(rows, chain_id))
+        if len(heads) == 2:
+            asyncio.run(archive(database, boundary))
+        return heads[-1]
+
+    monkeypatch.setattr(stored_states, "require_whole", then_archived)
+    states = tmp_path / "states.json"
+    states.write_text(json.dumps({"group": "", "id": boundary, "digest": "00"}))
+    fold = FOLD.replace("BOOKS", "FROM_FIRST")
+    assert main([*VERIFY[:2], fold, *VERIFY[3:], "--states", f"json:{states}"]) == 2
     assert f"and those up to {boundary} were archived" in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ from chain_verifier.config import DatabaseSource
 from chain_verifier.dataframe.fold import digest_of
 from chain_verifier.dataframe.loading import load_fold
 from chain_verifier.local.two_versions import compare_versions
+from chain_verifier.sources.database import DatabaseRows, PageRange
 from chainctl.main import main
 from tests.integration.chain_verifier.conftest import frame_of
 from tests.integration.chain_verifier.dataframe.books import (
@@ -172,6 +173,21 @@ def test_chain_with_archived_rows_is_refused_without_spark(
 ) -> None:
     boundary = id_of(ROWS[19])
     asyncio.run(archive(chain, boundary))
+    assert main([*VERIFY, "--candidate", SECOND_NAME, "--local"]) == 2
+    assert f"and those up to {boundary} were archived" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("last", [19, len(ROWS) - 1])
+def test_rows_that_are_archived_meanwhile_are_named_as_such_without_spark(
+    chain: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    boundary, ranges = id_of(ROWS[last]), DatabaseRows.ranges
+
+    def after_archiving(rows: DatabaseRows) -> list[PageRange]:
+        asyncio.run(archive(chain, boundary))
+        return ranges(rows)
+
+    monkeypatch.setattr(DatabaseRows, "ranges", after_archiving)
     assert main([*VERIFY, "--candidate", SECOND_NAME, "--local"]) == 2
     assert f"and those up to {boundary} were archived" in capsys.readouterr().err
 
