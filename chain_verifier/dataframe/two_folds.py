@@ -206,6 +206,7 @@ class TwoFoldsGroup:
         self._compared_count = 0
         """Rows since the copies, up to the last comparison."""
         self._held: list[Rows] = []
+        self._held_count = 0
         """Rows since then."""
         if (error := self._pair.sides[0].error) is not None:
             raise refusal("fold", name, 0, _text_of(error)) from error
@@ -225,14 +226,15 @@ class TwoFoldsGroup:
                 self._compared_count // _GROWN_ROWS,
                 *(each.compared_rows for each in self._kept),
             )
-            part = rows.between(at, min(end, at + due - _count(self._held)))
+            part = rows.between(at, min(end, at + due - self._held_count))
             at += len(part.ids)
             self._held.append(part)
+            self._held_count += len(part.ids)
             is_same = self._pair.give(part)
             yield from self._pair.given[0]
             if not is_same:
                 yield self._diverged()
-            elif _count(self._held) == due:
+            elif self._held_count == due:
                 yield from self.compare(max(each.kept_rows for each in self._kept))
         if at < end:
             yield from self._own.apply(rows.between(at, end).piece(0))
@@ -245,8 +247,8 @@ class TwoFoldsGroup:
                 return
             self._equal_id = int(self._held[-1].ids[-1])
             self._compared += self._held
-            self._compared_count += _count(self._held)
-            self._held = []
+            self._compared_count += self._held_count
+            self._held, self._held_count = [], 0
         if self._compared and self._compared_count >= kept_rows:
             self._kept = self._pair.kept()
             self._rows += self._compared_count
@@ -276,7 +278,7 @@ class TwoFoldsGroup:
                 pair.require_no_error(self.name, int(each.ids[-1]))
             kept = pair.kept()
         last_id = int(held[-1].ids[-1])
-        in_pieces = _Place("pieces", self._pair, _count(held), self._equal_id, last_id)
+        in_pieces = _Place("pieces", self._pair, self._held_count, self._equal_id, last_id)
         place = _first_of(held, kept, self._equal_id) or in_pieces
         pair = place.pair
         pair.has_one_digest()

@@ -154,12 +154,13 @@ def _show(chain_id: int, found: Compared | None, versions: TwoVersions | None) -
 
 def _of_states(found: Compared) -> Iterator[str]:
     divergences = () if found.versions is None else found.versions.divergences
+    of_group = {each.group: each for each in divergences}
     for each in found.differences:
         equal_id = each["equal_id"]
         since = f"it was right after {equal_id}" if equal_id else "it was never right"
-        for other in divergences:
-            if other.group == each["group"] and equal_id < other.id <= each["id"]:
-                since += f"; in between, the candidate differs from id {other.id} on"
+        other = of_group.get(each["group"])
+        if other is not None and equal_id < other.id <= each["id"]:
+            since += f"; in between, the candidate differs from id {other.id} on"
         yield (
             f"state of {each['group'] or 'the chain'}: another one after id {each['id']} than "
             f"its {counted(each['rows'], 'order')} give; {since}"

@@ -426,6 +426,28 @@ def test_large_states_are_compared_less_often(monkeypatch: pytest.MonkeyPatch) -
     assert digests < 2 * 70
 
 
+def test_small_pieces_between_comparisons_are_counted_as_they_come() -> None:
+    asked = 0
+
+    class Ids(list[int]):
+        def __len__(self) -> int:
+            nonlocal asked
+            asked += 1
+            return super().__len__()
+
+        def __getitem__(self, at: Any) -> Any:
+            found = super().__getitem__(at)
+            return Ids(found) if isinstance(at, slice) else found
+
+    group = TwoFoldsGroup((OLD, fold_of()), "a", 2_000)
+    for at in range(1, 1_001):
+        event = Event(at, at - 1, "k", 0, b"\1")
+        assert all(
+            each.kind == "output" for each in group.apply(Rows("a", Ids([at]), ([event], [event])))
+        )
+    assert asked < 20 * 1_000
+
+
 def test_what_is_held_is_let_go_at_a_comparison() -> None:
     group = TwoFoldsGroup((OLD, fold_of(odd=[IDS[50]])), "a")
     assert not [each for each in group.apply(rows_of(EVENTS[:40])[0]) if each.kind != "output"]
