@@ -154,7 +154,8 @@ class ChainSource(DataSource):
     Options: `source` (`database`, `topic`, `topic:NAME`, `archive:PLACE`), `url` (the database),
     `kafka` (the brokers, with `kafka.FIELD` for TLS and logins), `chains` (such as `1,4-6`, default
     all; also as the path), `start` and `until` (ids: rows after the one, up to the other),
-    `partitionRows`. By `spark.readStream`, the database alone.
+    `partitionRows`, `linked` (`true`: rows of the database that do not follow each other are
+    refused). By `spark.readStream`, the database alone.
     """
 
     @classmethod

@@ -118,7 +118,7 @@ def differences(
     """
     register(spark)
     spark.conf.set(ARROW_RECORDS, _ARROW_RECORDS)
-    options = {"url": str(source.database), "chains": str(chain_id)}
+    options = {"url": str(source.database), "chains": str(chain_id), "linked": "true"}
     heads = DatabaseRows(ChainOptions.of(options))
     require_whole(heads, chain_id)
     with ExitStack() as closing:

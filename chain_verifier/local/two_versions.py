@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from chain_kernel.errors import RowsMissing
-from chain_kernel.model import is_linked
 from chain_verifier.dataframe.fold import events_of, orders_of
 from chain_verifier.dataframe.two_folds import Rows, TwoFoldsGroup, require_two, two_versions
 from chain_verifier.sources.database import DatabaseRows, require_whole
@@ -39,20 +37,18 @@ def compare_versions(
             131,072; rows are archived.
         InputError: a fold raises, or `group` returns what is no text.
         RowsMissing: the rows of the database are no chain.
+        RowsArchived: some of them were archived while they were read.
     """
     require_two(fold, candidate, compared_rows)
-    options = {"url": str(source.database), "chains": str(chain_id)}
+    options = {"url": str(source.database), "chains": str(chain_id), "linked": "true"}
     rows = DatabaseRows(ChainOptions.of(options))
-    until_id = require_whole(rows, chain_id).until_id
+    ranges = rows.ranges()
+    require_whole(rows, chain_id)  # after the plan: it lacks what was archived before it
     groups: dict[str, TwoFoldsGroup] = {}
     found: list[Divergence] = []
-    at_id = held = 0
-    for batch in rows.read(rows.ranges()):
+    held = 0
+    for batch in rows.read(ranges):
         events = events_of(batch)
-        if not is_linked(at_id, events):
-            require_whole(rows, chain_id)  # they may have been archived meanwhile
-            raise RowsMissing(chain_id, at_id, until_id)
-        at_id = events[-1].id if events else at_id
         for name, places in _by_group(fold, events).items():
             if name not in groups:
                 groups[name] = TwoFoldsGroup((fold, candidate), name, compared_rows)
@@ -68,8 +64,6 @@ def compare_versions(
             results = (each for group in groups.values() for each in group.compare())
             found += [each.divergence for each in results if each.divergence]
             held = 0
-    if not at_id:
-        require_whole(rows, chain_id)
     results = (each for group in groups.values() for each in group.end())
     found += [each.divergence for each in results if each.divergence]
     return two_versions(len(groups), found)

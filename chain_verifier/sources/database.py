@@ -17,7 +17,7 @@ from chain_verifier.server import Reading
 from chain_verifier.sources.content import EVENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -157,10 +157,14 @@ class DatabaseRows:
             return self._planned(reading, heads, asked)
 
     def read(self, ranges: Sequence[PageRange]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of ranges in their order, over one connection. Raises as `batches`."""
+        """Yield the rows of ranges in their order, over one connection.
+
+        Raises as `batches`; where rows are to be linked, RowsMissing at the first one that is not.
+        """
         with ChainReading(self._options.url) as reading:
             for asked in ranges:
-                yield from reading.batches(asked)
+                rows = reading.batches(asked)
+                yield from _linked(asked, rows) if self._options.is_linked else rows
 
     def _planned(
         self, reading: ChainReading, heads: Mapping[int, Any], ends: Mapping[int, tuple[int, int]]
@@ -211,6 +215,27 @@ def _cut(head: Any, parts: Sequence[Any], first: int, last: int) -> list[PageRan
         PageRange(head["chain_id"], max(a, first), u, head["head_id"] if u == last else u, rows)
         for a, u in ranges
     ]
+
+
+def _linked(asked: PageRange, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a range, each after the one that it names as the one before.
+
+    Raises RowsMissing, also where they end before the range does.
+    """
+    import numpy as np
+
+    at_id = asked.after_id
+    for rows in batches:
+        ids, pids = (np.asarray(rows.column(name)) for name in ("id", "pid"))
+        before = np.append(at_id, ids)
+        breaks = np.flatnonzero((pids != before[:-1]) | (pids >= ids))
+        if len(breaks):
+            at = breaks[0]
+            raise RowsMissing(asked.chain_id, int(before[at]), int(ids[at]))
+        yield rows
+        at_id = int(before[-1])
+    if at_id != asked.until_id:
+        raise RowsMissing(asked.chain_id, at_id, asked.until_id)
 
 
 class ChainReading(Reading):

@@ -24,7 +24,7 @@ _SOURCES: Final = "database, topic, topic:NAME or archive:PLACE"
 _RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 _KAFKA: Final = "kafka."
 _KNOWN: Final = frozenset(
-    {"source", "url", "kafka", "path", "chains", "start", "until", "partitionrows"}
+    {"source", "url", "kafka", "path", "chains", "start", "until", "partitionrows", "linked"}
 )
 
 
@@ -43,6 +43,9 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
     until: int
     """Rows up to this id."""
     partition_rows: int
+    is_linked: bool
+    """True: rows of a database that do not follow each other are refused, as for a replay. A
+    verification reads them, to report them."""
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> ChainOptions:
@@ -53,7 +56,9 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
         options = {name.lower(): value for name, value in given.items()}
         kafka = {name: text for name, text in options.items() if name.startswith(_KAFKA)}
         if unknown := sorted(options.keys() - _KNOWN - kafka.keys()):
-            expected = "source, url, kafka, kafka.FIELD, chains, start, until, partitionRows"
+            expected = (
+                "source, url, kafka, kafka.FIELD, chains, start, until, partitionRows, linked"
+            )
             raise SettingError("option", unknown[0], expected)
         chains = options.get("chains") or options.get("path") or "all"
         found = cls(
@@ -64,6 +69,7 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
             start=_number(options, "start", 0),
             until=_number(options, "until", ID_MAX),
             partition_rows=max(_number(options, "partitionrows", _PARTITION_ROWS), 1),
+            is_linked=_flag(options, "linked"),
         )
         found._require_place()
         return found
@@ -75,6 +81,8 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
             raise SettingError("source", self.source, _SOURCES)
         if kind == "archive" and is_url(name):
             checked_url("source", name)
+        if kind != "database" and self.is_linked:
+            raise SettingError("linked", "true", "false: only rows of a database are compared")
         if kind == "database" and not self.url:
             raise SettingError("url", None, "the database, as postgresql://HOST/NAME")
         if kind == "topic" and self.kafka is None:
@@ -119,6 +127,13 @@ def _kafka_of(servers: str | None, options: Mapping[str, str]) -> KafkaConfig | 
         return msgspec.convert({"bootstrap_servers": servers, **fields}, KafkaConfig, strict=False)
     except msgspec.ValidationError as error:
         raise SettingError("kafka", servers, f"fields of a KafkaConfig ({error})") from error
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise SettingError(name, text, "true or false")
+    return text == "true"
 
 
 def _number(options: Mapping[str, str], name: str, default: int) -> int:

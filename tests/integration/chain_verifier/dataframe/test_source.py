@@ -101,6 +101,22 @@ def test_rows_of_a_task_are_counted_in_what_is_read(
     assert ids_in(reader, reader.partitions()) == [row.id for row in ROWS[first:last]]
 
 
+@pytest.mark.parametrize("gone", [0, BATCH_ROWS, 57, len(ROWS) - 1])
+def test_rows_that_do_not_follow_each_other_are_read_unless_they_are_to_be_linked(
+    url: str, database: str, gone: int
+) -> None:
+    given = {"url": url, "partitionRows": "20"}
+    reader, linked = (
+        ChainReader(ChainOptions.of(given | {"linked": text})) for text in ("false", "true")
+    )
+    ids = [row.id for row in ROWS]
+    assert ids_in(linked, linked.partitions()) == ids
+    asyncio.run(execute(database, f"DELETE FROM chain_event WHERE id = {ids[gone]}"))
+    assert ids_in(reader, reader.partitions()) == ids[:gone] + ids[gone + 1 :]
+    with pytest.raises(RowsMissing, match=f"rows after {ids[gone - 1] if gone else 0} up to"):
+        ids_in(linked, linked.partitions())
+
+
 def test_an_id_that_is_no_row_bounds_as_well(read: Read) -> None:
     gap = next(i for i in range(1, 90) if id_of(ROWS[i]) - id_of(ROWS[i - 1]) > 2)
     between = id_of(ROWS[gap]) - 1

@@ -35,6 +35,7 @@ from tests.integration.chain_verifier.dataframe.books import (
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of, id_of
 from tests.integration.chain_verifier.stored_rows import archive, store
 from tests.opened import connected
+from tests.stored_pages import execute
 
 ROWS = chain_of(random.Random(9), 300)
 EVENTS = events_of(ROWS)
@@ -190,6 +191,19 @@ def test_rows_that_are_archived_meanwhile_are_named_as_such_without_spark(
     monkeypatch.setattr(DatabaseRows, "ranges", after_archiving)
     assert main([*VERIFY, "--candidate", SECOND_NAME, "--local"]) == 2
     assert f"and those up to {boundary} were archived" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [("--local",), ()])
+def test_chain_that_lacks_an_order_is_replayed_by_neither(
+    spark: SparkSession, chain: str, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    gone, after = EVENTS[100], EVENTS[101]
+    delete = f"DELETE FROM chain_event WHERE id = {gone.id}"  # noqa: S608 - a number
+    asyncio.run(execute(chain, delete))
+    assert main([*VERIFY, "--candidate", f"{BOOKS_MODULE}:SAME", *options]) == 3
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert f"rows after {gone.pid} up to {after.id} are missing in the database" in shown.err
 
 
 @pytest.fixture

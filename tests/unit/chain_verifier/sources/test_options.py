@@ -19,6 +19,8 @@ TOPIC = {"source": "topic", "chains": "1", "kafka": "h:1"}
         ({"source": "database:x", "url": "postgresql://h/d"}, "source"),
         ({"source": "topic:", "chains": "1", "kafka": "h:1"}, "source"),
         ({"url": "postgresql://h/d", "until": "x"}, "until"),
+        ({"url": "postgresql://h/d", "linked": "yes"}, "linked was 'yes', expected true or false"),
+        (TOPIC | {"linked": "true"}, "linked was 'true', expected false"),
         (TOPIC | {"kafka.ssl_cafile": "/no"}, "ssl_cafile"),
     ],
 )
