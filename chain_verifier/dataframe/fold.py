@@ -77,7 +77,9 @@ class Fold(Struct, Generic[State], frozen=True, kw_only=True):
     where the group is not in it."""
 
     def __post_init__(self) -> None:
-        """Raise SettingError where only one of `version` and `upcasts` is given."""
+        """Raise SettingError for unknown `columns`, `version` without `upcasts`, or the reverse."""
+        if unknown := [name for name in self.columns if name not in EVENT]:
+            raise SettingError("columns of the fold", unknown[0], f"some of {', '.join(EVENT)}")
         if (self.version is None) != (not self.upcasts):
             field, other = (
                 ("version", "upcasts") if self.version is None else ("upcasts", "version")

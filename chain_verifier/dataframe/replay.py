@@ -13,22 +13,25 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 from msgspec import Struct, to_builtins
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's own documents use
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from chain_kernel.errors import InputError, SettingError
+from chain_kernel.text import reason_of
 from chain_verifier.dataframe.fold import Fold, Piece, Result, events_of, orders_of, run_fold
 from chain_verifier.dataframe.stream import EVENT, replayed_stream
 from chain_verifier.dataframe.two_folds import require_two, rows_for_two, run_two_folds
+from chain_verifier.spark.errors import spark_reason
 from chain_verifier.spark.own_session import require_all_files
 from chain_verifier.spark.shipping import ship
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pyspark.sql import Column
+    from pyspark.sql import Column, SparkSession
 
 _GROUP: Final = "replayed_group"
 _STORED: Final = "stored_digest"
@@ -125,11 +128,11 @@ def replay(
     A stream of rows gives the state of each group after each micro-batch that has orders of it.
     Spark keeps it, in RocksDB alone; the orders of a group in one micro-batch fit into memory.
 
-    Raises AnalysisException for a fold whose outputs are no columns, SettingError for a session
-    that leaves broken or missing files out, for `states` or a `candidate` of a stream, for a
-    candidate that is the fold or has another `group`, for `compared_rows` without a candidate or
-    out of bounds, and for a module that has changed since workers have it, InputError for a stored
-    state without id or digest, or a digest that is neither bytes nor hex as text.
+    Raises SettingError for a fold whose `outputs` are no columns, for a session that leaves broken
+    or missing files out, for `states` or a `candidate` of a stream, for a candidate that is the
+    fold or has another `group`, for `compared_rows` without a candidate or out of bounds, and for a
+    module that has changed since workers have it, InputError for a stored state without id or
+    digest, or a digest that is neither bytes nor hex as text.
     """
     require_all_files(rows.sparkSession)
     folds = (fold,) if candidate is None else (fold, candidate)
@@ -145,7 +148,7 @@ def replay(
     spark = rows.sparkSession
     schema = spark.createDataFrame([], _RESULT_COLUMNS).schema
     if fold.outputs:
-        schema = schema.add("output", spark.createDataFrame([], fold.outputs).schema)
+        schema = schema.add("output", _fields_of(spark, fold.outputs))
     if candidate is not None:
         schema = schema.add("divergence", spark.createDataFrame([], _DIVERGENCE).schema)
     if rows.isStreaming:
@@ -178,6 +181,15 @@ def replay(
     arrow = to_arrow_schema(schema)
     work = partial(_replay, folds, compared_rows, arrow)
     return Replayed(in_order.mapInArrow(work, schema), count, last_id)
+
+
+def _fields_of(spark: SparkSession, outputs: str) -> StructType:
+    """Return the types of what a fold gives out. Raises SettingError."""
+    try:
+        return spark.createDataFrame([], outputs).schema
+    except AnalysisException as error:
+        expected = f"names and types, as `price BIGINT, buyer STRING` ({spark_reason(error)})"
+        raise SettingError("outputs of the fold", outputs, expected) from error
 
 
 _EXPECTED: Final = {"id": "a bigint in each row", "digest": "bytes, or hex as text, in each row"}
@@ -236,8 +248,19 @@ def _replay(
     while some := list(islice(results, _RESULTS)):
         columns: dict[str, Any] = dict(zip(Result._fields, zip(*some, strict=True), strict=True))
         columns["divergence"] = to_builtins(columns["divergence"], builtin_types=(bytes,))
-        arrays = [pa.array(columns[field.name], field.type) for field in schema]
+        arrays = [_array(columns[field.name], field) for field in schema]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: Any, field: pa.Field) -> pa.Array:  # noqa: ANN401 - whatever a fold gives out
+    """Return a column of results. Raises InputError for outputs of other types than the fold's."""
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if field.name != "output":
+            raise
+        expected = f"its `outputs`, {field.type}"
+        raise InputError("an output of the fold", reason_of(error), expected) from error
 
 
 def _results(

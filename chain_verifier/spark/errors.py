@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from chain_kernel.errors import InputError, OrderchainError, SourceBroken
+from chain_kernel import errors
+from chain_kernel.errors import (
+    InputError,
+    OrderchainError,
+    OrderError,
+    SettingError,
+    SourceBroken,
+)
 from chain_kernel.text import printable
 
 if TYPE_CHECKING:
@@ -31,7 +38,8 @@ _PYTHON_ENDS: Final = re.compile(
 """The last line of a traceback from a Python worker: the error."""
 _NO_REASON: Final = re.compile(r".*reason:\s*\n")
 """A first line that leaves the reason to the trace below it: of a stage that was tried again."""
-_INPUT_ERROR: Final = re.compile(r"[\w.]+\.InputError: (.+?) was (.+), expected (.+)")
+_REFUSAL: Final = re.compile(r"(.+?) was (.+), expected (.+)")
+_NO_MODULE: Final = re.compile("No module named '([^']+)'")
 _NO_PROGRAM: Final = re.compile(r'Cannot run program "([^"]*)"')
 _PYTHON_CLASS: Final = re.compile(r"^[\w.]+: ")
 
@@ -49,17 +57,31 @@ def as_broken(source: str) -> Iterator[None]:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Raise InputError where a Python worker has raised it, as for a fold that raises."""
+    """Raise InputError or ModuleNotFoundError where a Python worker has: a fold cannot go on."""
     try:
         yield
     except SPARK_ERRORS as error:
         ends = _PYTHON_ENDS.findall(_innermost(error).strip())
-        if not ends or (found := _INPUT_ERROR.fullmatch(ends[-1])) is None:
+        kind, _, text = (ends[-1] if ends else "").partition(": ")
+        if kind == ModuleNotFoundError.__name__:
+            missing = _NO_MODULE.search(text)
+            raise ModuleNotFoundError(text, name=missing[1] if missing else None) from error
+        found = _REFUSAL.fullmatch(text)
+        if found is None or not _is_refusal(kind):
             raise
         field, value, expected = found.groups()
         refused = InputError(field, value, expected)
-        refused.args = (f"{field} was {value}, expected {expected}",)
+        refused.args = (text,)
         raise refused from error
+
+
+def _is_refusal(kind: str) -> bool:
+    """Return whether a worker names an error that a fold may raise to refuse what it is given.
+
+    One that refuses us a connection is of the source: it broke off.
+    """
+    found = getattr(errors, kind.rpartition(".")[2], None)
+    return isinstance(found, type) and issubclass(found, (InputError, OrderError, SettingError))
 
 
 def spark_reason(error: BaseException) -> str:

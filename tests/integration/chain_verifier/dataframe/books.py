@@ -1,10 +1,12 @@
 """A fold of small books: per side, the sum of what came."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
 
+from chain_kernel.errors import SettingError
 from chain_kernel.model import Event
 from chain_verifier.dataframe.fold import Fold
 
@@ -65,6 +67,17 @@ def step_from_the_first(book: Book, orders: Sequence[Event]) -> tuple[Book, list
     return step(book, orders)
 
 
+def importing_step(book: Book, orders: Sequence[Event]) -> tuple[Book, list[tuple[int, str]]]:
+    """Need a module that is not there, once orders come."""
+    import_module("no_such_module")
+    return step(book, orders)
+
+
+def setting_step(book: Book, orders: Sequence[Event]) -> tuple[Book, list[tuple[int, str]]]:
+    """Refuse a setting of its own, once orders come."""
+    raise SettingError("tick", "0", "a price")
+
+
 def side_of(order: Event) -> str:
     return ("buy", "sell", "cancel")[len(order.payload) % 3]
 
@@ -83,6 +96,13 @@ SECOND = Fold(
 )
 SAME = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key STRING")
 FAILING = Fold(start=start, step=failing_step, group=side_of)
+IMPORTING = Fold(start=start, step=importing_step, group=side_of)
+SETTING = Fold(start=start, step=setting_step, group=side_of)
+NO_TYPES = Fold(start=start, step=step, group=side_of, outputs="order_id NUMBER, order_key STRING")
+WRONG_TYPES = Fold(
+    start=start, step=step, group=side_of, outputs="order_id BIGINT, order_key BIGINT"
+)
+FEW_TYPES = Fold(start=start, step=step, group=side_of, outputs="order_id BIGINT")
 FROM_FIRST = Fold(start=start, step=step_from_the_first)
 BY_NUMBER = Fold(start=start, step=step, group=number_of)
 BY_SYMBOL = Fold(start=start, step=step, group=symbol_of)

@@ -234,6 +234,15 @@ def test_groups_with_orders_are_counted_once_however_many_tasks_there_are(
     [
         *((name, (), words) for name, words in BAD_GROUPS),
         ("FAILING", (), "result of the fold over the orders after .*: an odd order.*no error"),
+        ("IMPORTING", (), "No module named 'no_such_module'"),
+        ("SETTING", (), "tick was '0', expected a price"),
+        ("NO_TYPES", (), "outputs of the fold was 'order_id NUMBER, .*', expected names and types"),
+        (
+            "WRONG_TYPES",
+            (),
+            "an output of the fold was .*, expected its `outputs`, struct<order_id",
+        ),
+        ("FEW_TYPES", (), "an output of the fold was .*, expected its `outputs`, struct<order_id"),
         ("FAILING", ("--candidate", SECOND_NAME), "error of the fold at id .*: an odd order.*none"),
     ],
 )

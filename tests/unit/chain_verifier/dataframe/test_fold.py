@@ -189,6 +189,12 @@ def test_ladder_needs_both_the_version_and_the_steps(given: dict[str, Any]) -> N
         Fold(start=list, step=step, **given)
 
 
+def test_columns_are_those_of_an_order() -> None:
+    expected = "columns of the fold was 'price', expected some of id, pid, key, event_time_ns, pay"
+    with pytest.raises(SettingError, match=expected):
+        Fold(start=FOLD.start, step=step, columns=("id", "price"))
+
+
 def test_columns_reach_the_fold_in_the_latest_version() -> None:
     def collect(state: list[bytes], rows: pa.RecordBatch) -> tuple[list[bytes], tuple[()]]:
         return state + rows.column("payload").to_pylist(), ()
