@@ -23,7 +23,12 @@ from chain_kernel.errors import InputError, SettingError
 from chain_kernel.text import reason_of
 from chain_verifier.dataframe.fold import Fold, Piece, Result, events_of, orders_of, run_fold
 from chain_verifier.dataframe.stream import EVENT, replayed_stream
-from chain_verifier.dataframe.two_folds import require_two, rows_for_two, run_two_folds
+from chain_verifier.dataframe.two_folds import (
+    groups_of,
+    require_two,
+    rows_for_two,
+    run_two_folds,
+)
 from chain_verifier.spark.errors import spark_reason
 from chain_verifier.spark.own_session import require_all_files
 from chain_verifier.spark.shipping import ship
@@ -144,7 +149,7 @@ def replay(
     if until is not None:
         rows = rows.where(F.col("id") <= until)
     columns = dict.fromkeys(("id", *(name for each in folds for name in each.columns or EVENT)))
-    rows = _grouped(rows, fold, by).select(_GROUP, *columns)
+    rows = _grouped(rows, folds, by).select(_GROUP, *columns)
     spark = rows.sparkSession
     schema = spark.createDataFrame([], _RESULT_COLUMNS).schema
     if fold.outputs:
@@ -219,22 +224,23 @@ def _seen(states: DataFrame, until: int | None) -> tuple[int, int]:
     return seen["count"], seen["last_id"] or 0
 
 
-def _grouped(rows: DataFrame, fold: Fold[Any], by: Column | str | None) -> DataFrame:
+def _grouped(rows: DataFrame, folds: tuple[Fold[Any], ...], by: Column | str | None) -> DataFrame:
     if by is not None:
         column = F.col(by) if isinstance(by, str) else by
         return rows.withColumn(_GROUP, F.coalesce(column.cast("string"), F.lit("")))
-    if fold.group is None:
+    if folds[0].group is None:
         return rows.withColumn(_GROUP, F.lit(""))
     schema = (
         f"{_GROUP} STRING, id BIGINT, pid BIGINT, key STRING, event_time_ns BIGINT, payload BINARY"
     )
-    return rows.select(*EVENT).mapInArrow(partial(_add_group, fold), schema)
+    return rows.select(*EVENT).mapInArrow(partial(_add_group, folds), schema)
 
 
-def _add_group(fold: Fold[Any], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _add_group(
+    folds: tuple[Fold[Any], ...], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        orders = fold.upcast_events(events_of(batch))
-        names = pa.array(fold.groups_of(orders), pa.string())
+        names = pa.array(groups_of(folds, events_of(batch)), pa.string())
         yield pa.RecordBatch.from_arrays([names, *batch.columns], names=[_GROUP, *EVENT])
 
 

@@ -28,6 +28,7 @@ from chain_verifier.dataframe.state_fields import FieldDifference, field_differe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from chain_kernel.model import Event
     from chain_verifier.dataframe.fold import Fold
 
 _Made = TypeVar("_Made")
@@ -156,6 +157,29 @@ def require_two(
         name = getattr(fold.group, "__qualname__", fold.group)
         expected = f"that of the fold, {name}: one function for both"
         raise SettingError("group of the candidate", "another function", expected)
+
+
+def groups_of(folds: Sequence[Fold[Any]], events: Sequence[Event]) -> list[str]:
+    """Return the group of each order, by a fold alone or by it and its candidate.
+
+    Raises:
+        InputError: `group` raises or returns what is no text; or, with the steps that the candidate
+            has for older payloads, it returns another group.
+    """
+    fold, *candidates = folds
+    names = _groups_by(fold, events)
+    for candidate in candidates:
+        if (candidate.version, candidate.upcasts) == (fold.version, fold.upcasts):
+            continue
+        for event, name, other in zip(events, names, _groups_by(candidate, events), strict=True):
+            if other != name:
+                expected = f"{name!r}, as by the fold"
+                raise InputError(f"group of the order {event.id} by the candidate", other, expected)
+    return names
+
+
+def _groups_by(fold: Fold[Any], events: Sequence[Event]) -> list[str]:
+    return fold.groups_of(events if fold.group is None else fold.upcast_events(events))
 
 
 def run_two_folds(

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from chain_verifier.dataframe.fold import events_of, orders_of
-from chain_verifier.dataframe.two_folds import Rows, TwoFoldsGroup, require_two, two_versions
+from chain_verifier.dataframe.two_folds import (
+    Rows,
+    TwoFoldsGroup,
+    groups_of,
+    require_two,
+    two_versions,
+)
 from chain_verifier.sources.database import DatabaseRows, require_whole
 from chain_verifier.sources.options import ChainOptions
 
@@ -35,7 +41,8 @@ def compare_versions(
     Raises:
         SettingError: the candidate is the fold, or has another `group`; `compared_rows` is not 1 to
             131,072; rows are archived.
-        InputError: a fold raises, or `group` returns what is no text.
+        InputError: a fold raises, `group` returns what is no text, or the candidate gives an order
+            another group.
         RowsMissing: the rows of the database are no chain.
         RowsArchived: some of them were archived while they were read.
     """
@@ -49,7 +56,7 @@ def compare_versions(
     held = 0
     for batch in rows.read(ranges):
         events = events_of(batch)
-        for name, places in _by_group(fold, events).items():
+        for name, places in _by_group((fold, candidate), events).items():
             if name not in groups:
                 groups[name] = TwoFoldsGroup((fold, candidate), name, compared_rows)
             orders = [events[place] for place in places]
@@ -69,10 +76,9 @@ def compare_versions(
     return two_versions(len(groups), found)
 
 
-def _by_group(fold: Fold[Any], events: Sequence[Event]) -> dict[str, list[int]]:
+def _by_group(folds: Sequence[Fold[Any]], events: Sequence[Event]) -> dict[str, list[int]]:
     """Return the places of the orders of each group. Raises InputError."""
     places: dict[str, list[int]] = {}
-    names = fold.groups_of(events if fold.group is None else fold.upcast_events(events))
-    for at, name in enumerate(names):
+    for at, name in enumerate(groups_of(folds, events)):
         places.setdefault(name, []).append(at)
     return places

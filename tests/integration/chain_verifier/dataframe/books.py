@@ -1,6 +1,7 @@
 """A fold of small books: per side, the sum of what came."""
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -127,3 +128,17 @@ LATEST = Fold(
     start=start, step=step_of_latest, group=side_of_latest, version=version_of,
     upcasts={1: lambda payload: b"v2:" + payload},
 )  # fmt: skip
+
+
+def to_second(payload: bytes, rest: bytes) -> bytes:
+    return b"v2:" + rest + payload
+
+
+LONGER, MOVING = (
+    Fold(
+        start=start, step=step_of_latest, group=side_of_latest, version=version_of,
+        upcasts={1: partial(to_second, rest=rest)},
+    )
+    for rest in (b"abc", b"a")
+)  # fmt: skip
+"""Its candidates with other steps: one gives the same groups, the other does not."""

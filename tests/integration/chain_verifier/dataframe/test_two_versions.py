@@ -124,6 +124,22 @@ def test_candidate_that_raises_is_refused_naming_id_and_group(
     )
 
 
+@pytest.mark.parametrize("options", [("--local",), ()])
+def test_candidate_whose_steps_for_older_payloads_give_another_group_is_refused(
+    spark: SparkSession, chain: str, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    verify = (*VERIFY[:2], f"{BOOKS_MODULE}:LATEST", *VERIFY[3:])
+    assert main([*verify, "--candidate", f"{BOOKS_MODULE}:LONGER", *options]) == 0
+    capsys.readouterr()
+    assert main([*verify, "--candidate", f"{BOOKS_MODULE}:MOVING", *options]) == 2
+    first = EVENTS[0]
+    moved = ("buy", "sell", "cancel")[(len(first.payload) + 1) % 3]
+    assert capsys.readouterr().err == (
+        f"chainctl: group of the order {first.id} by the candidate was '{moved}', "
+        f"expected '{side_of(first)}', as by the fold\n"
+    )
+
+
 def test_chain_without_orders_is_no_comparison(
     database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
