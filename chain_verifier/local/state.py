@@ -48,12 +48,17 @@ class Moment(Config, frozen=True):
     read: such times may fall along a chain."""
 
     def __post_init__(self) -> None:
-        """Raise SettingError unless there is exactly one answer."""
+        """Raise SettingError unless there is exactly one answer, whose time there is in UTC."""
         super().__post_init__()
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
         if len(given) != 1:
             expected = "one of id=ID, committed=DATETIME, event=DATETIME"
             raise SettingError("moment", " and ".join(given) or None, expected)
+        try:
+            for time in filter(None, (self.committed, self.event)):
+                time.astimezone(UTC)
+        except OverflowError:
+            raise SettingError("moment", str(self), "a time of the years 1 to 9999 UTC") from None
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -444,3 +444,10 @@ def test_moment_is_an_id_or_a_time_with_its_clock(text: str, moment: Moment) -> 
 def test_time_without_its_clock_is_refused_with_the_remedy(text: str) -> None:
     with pytest.raises(SettingError, match="committed:2026-01-31T09:30Z"):
         Moment.parse(text)
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00+01:00", "9999-12-31T23:59-01:00"])
+@pytest.mark.parametrize("clock", ["committed", "event"])
+def test_time_that_utc_does_not_have_is_refused(clock: str, time: str) -> None:
+    with pytest.raises(SettingError, match="expected a time of the years 1 to 9999 UTC"):
+        Moment.parse(f"{clock}:{time}")
