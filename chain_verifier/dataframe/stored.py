@@ -94,7 +94,7 @@ def _open_stored(
         'SELECT "group", id, digest FROM public.receiver_state '  # noqa: S608 - digits
         f"WHERE chain_id = {chain_id} AND receiver = {name}"
     )
-    schema = "group string, id bigint, digest bytea"
+    schema = "group string, id bigint, digest binary"
     return find(spark, WorkerLogin.of(database), [statement], schema)
 
 
