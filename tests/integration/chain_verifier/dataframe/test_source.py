@@ -101,7 +101,7 @@ def test_rows_of_a_task_are_counted_in_what_is_read(
     assert ids_in(reader, reader.partitions()) == [row.id for row in ROWS[first:last]]
 
 
-@pytest.mark.parametrize("gone", [0, BATCH_ROWS, 57, len(ROWS) - 1])
+@pytest.mark.parametrize("gone", [0, BATCH_ROWS, 57])
 def test_rows_that_do_not_follow_each_other_are_read_unless_they_are_to_be_linked(
     url: str, database: str, gone: int
 ) -> None:
