@@ -74,7 +74,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
     id: int
     """The order."""
     equal_id: int
-    """The group's order before it, after which both were the same; 0 for none."""
+    """The group's last order before it after which both were known to be the same; 0 for none."""
     rows: int
     """Rows of the group up to `id`."""
     part: Part
@@ -332,25 +332,29 @@ def _first_of(held: Sequence[Rows], kept: Sequence[_Kept], equal_id: int) -> _Pl
     Orders are applied one by one to copies of the states `kept`, of the row `equal_id`. None where
     the two do not differ then.
     """
-    same = _same_by_halves(held, kept)
-    pair, at_id = _Pair(kept), equal_id
+    same, other = _bounds_by_halves(held, kept)
+    count = _count(held)
+    # Past the bounds they differ only where pieces matter: a digest per order would take long.
+    stride = max(1, (count - other) // _SINGLY_ROWS)
+    pair = _Pair(kept)
     singly = (rows.between(at, at + 1) for rows in held for at in range(len(rows.ids)))
     for at, row in enumerate(singly, 1):
-        equal_id, at_id = at_id, int(row.ids[0])
+        at_id = int(row.ids[0])
         has_same_outputs = pair.give(row)
-        is_same = has_same_outputs and (at < same or pair.has_one_digest())
+        is_due = same <= at <= other or at == count or (at > other and at % stride == 0)
+        is_same = has_same_outputs and (not is_due or pair.has_one_digest())
         if pair.error is not None:
             return _Place("error", pair, at, equal_id, at_id)
-        if not has_same_outputs:
-            return _Place("output", pair, at, equal_id, at_id)
         if not is_same:
-            # After many orders at once they were the same here.
-            return None if at == same else _Place("state", pair, at, equal_id, at_id)
+            part: Part = "state" if has_same_outputs else "output"
+            return _Place(part, pair, at, equal_id, at_id)
+        if is_due:
+            equal_id = at_id
     return None
 
 
-def _same_by_halves(held: Sequence[Rows], kept: Sequence[_Kept]) -> int:
-    """Return after how many orders the two are the same still: soon after it they differ."""
+def _bounds_by_halves(held: Sequence[Rows], kept: Sequence[_Kept]) -> tuple[int, int]:
+    """Return after how many orders the two are the same still, and soon after it differ."""
     low, high = 0, _count(held)
     while high - low > _SINGLY_ROWS:
         middle = (low + high) // 2
@@ -359,7 +363,7 @@ def _same_by_halves(held: Sequence[Rows], kept: Sequence[_Kept]) -> int:
             low, kept = middle, pair.kept()
         else:
             high = middle
-    return low
+    return low, high
 
 
 def _between(held: Iterable[Rows], low: int, high: int) -> Iterator[Rows]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from chain_kernel.errors import InputError, SettingError
 from chain_kernel.model import Event
@@ -268,6 +269,36 @@ def test_fold_whose_result_depends_on_pieces_is_named_as_such() -> None:
     assert found is not None
     assert (found.part, found.equal_id, found.id) == ("pieces", IDS[7], IDS[15])
     assert [(each.value, each.candidate) for each in found.fields] == [("16", "15")]
+
+
+def counting(less: Callable[[Sequence[Event]], bool] = lambda _: False) -> Fold[int]:
+    """A fold that counts orders, one less for some pieces."""
+    return Fold(start=lambda _: 0, step=lambda state, rows: (state + len(rows) - less(rows), []))
+
+
+def test_versions_that_differ_one_by_one_are_never_said_to_be_the_same_then() -> None:
+    events = [Event(at + 1, at, "k", 0, b"\1") for at in range(1_000)]
+    other = counting(lambda rows: len(rows) == 1 or any(each.id == 900 for each in rows))
+    found = found_in(results_of(other, rows_of(events), 1_000, old=counting()))
+    assert found is not None
+    assert (found.part, found.equal_id) == ("state", 0)
+    assert int(found.fields[0].value) - int(found.fields[0].candidate) == found.rows == found.id
+
+
+def test_difference_that_depends_on_pieces_takes_few_digests() -> None:
+    digests = 0
+
+    def digest(state: int) -> bytes:
+        nonlocal digests
+        digests += 1
+        return digest_of(state)
+
+    events = [Event(at + 1, at, "k", 0, b"\1") for at in range(10_000)]
+    other = replace(counting(lambda rows: len(rows) > 5), digest=digest)
+    found = found_in(results_of(other, rows_of(events), 10_000, old=counting()))
+    assert found is not None
+    assert (found.part, found.equal_id, found.id) == ("pieces", 0, 10_000)
+    assert digests < 250
 
 
 def test_stored_states_are_compared_with_the_first_fold() -> None:
