@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,8 @@ from chain_verifier.spark.own_session import ARROW_RECORDS
 from chain_verifier.spark.statements import WorkerLogin, find
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import DataFrame, SparkSession
 
     from chain_verifier.config import DatabaseSource
@@ -61,7 +63,7 @@ def read_states(
     if kind not in _FORMATS or not name:
         expected = ", ".join(f"{each}:NAME" for each in _FORMATS)
         raise SettingError("--states", source, f"one of {expected}")
-    try:
+    with _as_unreadable(source):
         if kind == "receiver":
             return _open_stored(spark, name, database, chain_id)
         found = (
@@ -74,14 +76,27 @@ def read_states(
             if not found.where(F.col("chain_id").isNull()).isEmpty():
                 raise InputError("column chain_id of the states", "NULL", "a value in each row")
             found = found.where(F.col("chain_id") == chain_id)
-    except (*SPARK_ERRORS, OSError) as error:
-        expected = f"a source that can be read ({spark_reason(error)})"
-        raise InputError("--states", source, expected) from error
     if missing:
         raise InputError(
             "--states", source, f"the columns {', '.join(STATE_COLUMNS)}: it has no {missing[0]}"
         )
     return found.select(*STATE_COLUMNS)
+
+
+@contextmanager
+def _as_unreadable(source: str) -> Iterator[None]:
+    """Raise InputError for every error that Spark raises while it reads stored states."""
+    try:
+        yield
+    except (*SPARK_ERRORS, OSError) as error:
+        expected = f"a source that can be read ({spark_reason(error)})"
+        raise InputError("--states", source, expected) from error
+
+
+def _let_go(stored: DataFrame) -> None:
+    """Drop what was persisted; never raises: where Java has died, the first error says so."""
+    with suppress(*SPARK_ERRORS, OSError):
+        stored.unpersist()
 
 
 def _open_stored(
@@ -126,7 +141,9 @@ def differences(
         if states is not None:
             # The service may overwrite them: those that are seen first are compared.
             stored = read_states(spark, states, source, chain_id).persist()
-            closing.callback(stored.unpersist)
+            closing.callback(_let_go, stored)
+            with _as_unreadable(states):
+                stored.count()  # all of them are read here, where an error is theirs
         closing.enter_context(as_broken(source.name))
         rows = spark.read.format(NAME).options(**options).load()
         replayed = replay(

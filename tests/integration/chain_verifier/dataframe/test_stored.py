@@ -23,6 +23,7 @@ from tests.integration.chain_verifier.dataframe.books import PUT_STATE, Book, si
 from tests.integration.chain_verifier.planted_faults import CHAIN_ID, chain_of, events_of, id_of
 from tests.integration.chain_verifier.stored_rows import archive, store
 from tests.opened import connected
+from tests.stored_pages import execute
 
 ROWS = chain_of(random.Random(8), 60)
 FOLD = "tests.integration.chain_verifier.dataframe.books:BOOKS"
@@ -236,6 +237,28 @@ def test_state_after_the_head_of_a_database_that_lags_is_no_difference(
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert f"a state is stored after id {head + 1}, and the database is at {head}" in shown.err
+
+
+def test_states_that_cannot_be_read_are_refused_and_the_database_is_not_blamed(
+    spark: SparkSession, stored: Callable[..., None], database: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    stored(states_of())
+    place = tmp_path / "states"
+    lines = [(name, at, bytearray(digest)) for name, at, digest in states_of()]
+    frame = spark.createDataFrame(lines, "group STRING, id BIGINT, digest BINARY").coalesce(1)
+    frame.write.option("compression", "none").parquet(str(place))
+    (file,) = place.glob("*.parquet")
+    content = bytearray(file.read_bytes())
+    content[4:200] = bytes(196)  # the first page, after the magic number
+    file.write_bytes(content)
+    file.with_name(f".{file.name}.crc").unlink()
+    asyncio.run(execute(database, "REVOKE SELECT ON receiver_state FROM auditor"))
+    for states in (f"parquet:{place}", "receiver:matching"):
+        assert main([*VERIFY, "--states", states]) == 2
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1)
+        assert f"--states was '{states}', expected a source that can be read (" in shown.err
 
 
 async def serve(dsn: str, has_begun: Event, is_over: Event) -> None:
