@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from random import Random
 
-    from chain_kernel.clients.database_config import DatabaseConfig
     from chain_kernel.clock import Clock
     from chain_kernel.ports import (
         CheckpointStore,
@@ -175,24 +174,24 @@ def _checkpoints(config: ReceiverConfig, *, keeps_snapshots: bool) -> Checkpoint
             expected = 'the database that keeps the checkpoint, or checkpoint="reported"'
             raise SettingError("database", None, expected)
         return None
-    stored = _store_of(config, config.database)
+    stored = _store_of(config)
     return PostgresCheckpointStore(stored) if is_stored else PostgresHeadReports(stored)
 
 
 def _shadow_store(config: ReceiverConfig, shadow_of: str | ShadowStore) -> ShadowStore:
     if not isinstance(shadow_of, str):
         return shadow_of
+    return PostgresShadowStore(_store_of(config), shadow_of)
+
+
+def _store_of(config: ReceiverConfig) -> CheckpointConfig:
     if config.database is None:
-        expected = f"the database that keeps the states of {shadow_of!r}"
+        expected = "the chain's primary, which keeps checkpoints, and the states that are compared"
         raise SettingError("database", None, expected)
-    return PostgresShadowStore(_store_of(config, config.database), shadow_of)
-
-
-def _store_of(config: ReceiverConfig, database: str | DatabaseConfig) -> CheckpointConfig:
     if config.name is None:
         raise SettingError("name", None, "the receiver's name, under which its place is stored")
     return CheckpointConfig(
-        database=database,
+        database=config.database,
         chain_id=config.chain_id,
         name=config.name,
         connect_seconds=config.tuning.connect_seconds,
