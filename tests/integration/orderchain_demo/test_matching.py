@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +39,15 @@ class Receiver:
     async def __anext__(self) -> Run:
         return self._runs.pop(0)
 
-    async def checkpoint(self, run: Run, connection: asyncpg.Connection) -> None:
+    async def checkpoint(
+        self,
+        run: Run,
+        connection: asyncpg.Connection,
+        *,
+        states: Callable[[], Mapping[str, bytes]],
+    ) -> None:
         assert connection.is_in_transaction()
+        assert isinstance(states(), dict)
         self.stored.append(run.last_id)
         if run.last_id == 2 and self._error is not None:
             raise self._error

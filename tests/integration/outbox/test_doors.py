@@ -157,7 +157,8 @@ async def doors_of_chains(folder: Path) -> AsyncIterator[list[object]]:
         gapfill.GapReader(reads),
         gapfill.PreferredSources([gapfill.GapReader(reads)]),
     ]
-    places = [kind(keeps) for kind in STORES]
+    shadow = matcher_receiver.PostgresShadowStore(keeps, "another")
+    places = [*(kind(keeps) for kind in STORES), shadow]
     shared = sequencer.SharedConnections([leads])
     frames = matcher_receiver.ChainFrames(listens, MemoryGapSource.of_database(database, 1))
     (path := folder / "orders.csv").write_text("order_id\n1\n")

@@ -33,7 +33,7 @@ from tests.deadlines import until
 from tests.pgbouncer import pgbouncer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     from chain_kernel.clients.postgres import Connection
@@ -201,8 +201,8 @@ async def decide_and_check(connection: Connection, admin: Connection) -> None:
 class SlowAnswer(PostgresCheckpointStore):
     """A checkpoint whose alone-standing save is stored, and not known to be."""
 
-    async def _save_alone(self, first_pid: int, end: Mark) -> None:
-        await super()._save_alone(first_pid, end)
+    async def _save_alone(self, first_pid: int, end: Mark, states: Mapping[str, bytes]) -> None:
+        await super()._save_alone(first_pid, end, states)
         self._in_doubt.append(end)
         raise RetryError("the answer was lost")
 
