@@ -165,7 +165,8 @@ class KafkaFrameSink:
                 )
                 for frame, trace in zip(frames, traces, strict=True)
             ]
-            await asyncio.gather(*acks)
+            for ack in acks:  # one by one: most sends are one heartbeat, and `gather` costs more
+                await ack
 
     def _stay_apart(self) -> None:
         self._apart_until = asyncio.get_running_loop().time() + _APART_SECONDS

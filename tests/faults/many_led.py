@@ -27,6 +27,7 @@ from chain_kernel.frame import decode_body, decode_header, default_topic
 from chain_kernel.seal import genesis_seal
 from chain_kernel.sql import SEQUENCER_WRITER
 from chainctl.admin import apply_schema
+from chainctl.event_loop import run_async
 from local_stack import LocalStack
 from tests.builders.topics import make_topics
 from tests.opened import connected
@@ -34,6 +35,7 @@ from tests.opened import connected
 INTAKE: Final = "in.{chain}"
 TOPICS_AT_ONCE: Final = 50
 REPORT_SECONDS: Final = 10.0
+_STORED: Final = "SELECT coalesce(sum(row_count), 0) FROM chain_batch"
 STOPPED: Final = 128 + signal.SIGTERM
 """What a process ends with that was asked to."""
 
@@ -70,17 +72,20 @@ class Fleet:
     """The chains, the processes that lead them, and the orders."""
 
     def __init__(
-        self, database: str, writer: str, kafka: str, chains: int, lease: float, directory: Path
-    ) -> None:
+        self, database: str, writer: str, kafka: str, chains: int, lease: float, directory: Path,
+        heard: int,
+    ) -> None:  # fmt: skip
+        """`heard`: chains whose orders are measured."""
         self._database, self._writer, self._kafka = database, writer, kafka
         self._directory = directory
         self.chains = chains
         self._lease = lease
+        self._heard_chains = range(1, chains + 1, -(-chains // heard))
         self.processes: list[asyncio.subprocess.Process] = []
         self._late_ms: list[float] = []
         self._is_sending = False
         self._hears = asyncio.Event()
-        self.sent = 0
+        self.sent = self._due = 0
         self.heard: set[str] = set()
         """The keys of all orders that were delivered."""
         self._epochs = 0
@@ -176,16 +181,25 @@ class Fleet:
                     raise outcome
 
     async def settle(self) -> None:
-        """Send no more, and wait until all that was sent is delivered."""
+        """Send no more, and wait until all that was sent is delivered, or stored where no one
+        hears.
+        """
         self._is_sending = False
-        await self.until_heard(self.sent)
+        await self.until_heard(self._due)
+        async with connected(self._database) as connection:
+            while await connection.fetchval(_STORED) < self.sent:
+                self._require_alive()
+                await asyncio.sleep(0.1)
 
     async def until_heard(self, count: int) -> None:
         """Wait until so many orders were delivered."""
         while len(self.heard) < count:
-            if self.ended:
-                raise RuntimeError(f"processes have ended: {self.ended}")
+            self._require_alive()
             await asyncio.sleep(0.1)
+
+    def _require_alive(self) -> None:
+        if self.ended:
+            raise RuntimeError(f"processes have ended: {self.ended}")
 
     @property
     def ended(self) -> list[int]:
@@ -205,12 +219,13 @@ class Fleet:
                     return
                 topic = topics[self.sent % self.chains]
                 key = f"{run}-{self.sent}".encode()
+                self._due += self.sent % self.chains + 1 in self._heard_chains
                 self.sent += 1
                 await producer.send(topic, str(time.time_ns()).encode(), key=key)
 
     async def _receive(self) -> None:
         """Read with several consumers: an answer has an entry for each partition, quiet or not."""
-        every = range(1, self.chains + 1)
+        every = self._heard_chains
         async with contextlib.AsyncExitStack() as stack:
             consumers = []
             for at in range(0, len(every), TOPICS_AT_ONCE):
@@ -288,7 +303,9 @@ def _fields(pid: int | str) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def fleet_in(directory: Path, chains: int, lease: float) -> AsyncIterator[Fleet]:
+async def fleet_in(
+    directory: Path, chains: int, lease: float, heard: int | None = None
+) -> AsyncIterator[Fleet]:
     """Make chains in a stack of their own, which is removed at the end, as are its processes."""
     stack = LocalStack(directory)
     stack.reset()
@@ -299,7 +316,7 @@ async def fleet_in(directory: Path, chains: int, lease: float) -> AsyncIterator[
             await apply_schema(connection)
         fleet = Fleet(
             environment["CHAINCTL_DATABASE"], stack.dsn(SEQUENCER_WRITER),
-            environment["CHAINCTL_KAFKA"], chains, lease, directory,
+            environment["CHAINCTL_KAFKA"], chains, lease, directory, min(heard or chains, chains),
         )  # fmt: skip
         await fleet.create()
         try:
@@ -312,7 +329,7 @@ async def fleet_in(directory: Path, chains: int, lease: float) -> AsyncIterator[
 
 async def run(options: argparse.Namespace) -> None:
     """Lead chains twice, and report."""
-    async with fleet_in(options.directory, options.chains, options.lease) as fleet:
+    async with fleet_in(options.directory, options.chains, options.lease, options.heard) as fleet:
         say("created")
         await fleet.start(*options.option)
         await until_led(fleet, say)
@@ -325,6 +342,8 @@ async def run(options: argparse.Namespace) -> None:
                     for _ in range(reports // 3):
                         await asyncio.sleep(REPORT_SECONDS)
                         say(await fleet.look())
+            await fleet.settle()
+            say(f"all {fleet.sent} orders are there")
     say(f"ended with {[each.returncode for each in fleet.processes]}")
 
 
@@ -350,10 +369,14 @@ def main() -> None:
     parser.add_argument(
         "--busy", type=int, default=0, help="processes that take the machine in the middle third"
     )
+    parser.add_argument(
+        "--heard", type=int, default=100, help="chains whose orders are measured: to hear all of a "
+        "thousand takes a third of the machine, and as much of the broker"
+    )  # fmt: skip
     parser.add_argument("--alone", action="store_true", help="start no second process")
     parser.add_argument("--option", action="append", default=[], help="one more of `sequence`")
     parser.add_argument("--directory", type=Path, default=Path("/tmp/orderchain-many"))  # noqa: S108
-    asyncio.run(run(parser.parse_args()))
+    run_async(run(parser.parse_args()))
 
 
 if __name__ == "__main__":
