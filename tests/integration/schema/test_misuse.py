@@ -301,7 +301,7 @@ async def test_auditor_forges_nothing(connect: Connect, catalog: asyncpg.Connect
     await refuse_all(await connect(AUDITOR), catalog, _AUDITOR)
 
 
-_SAVE = (1, "m", 5, 9, 9, SEAL.hex(), 2, None)
+_SAVE = (1, "m", 5, 9, 9, SEAL.hex(), 2, None, [], [])
 _THEIRS: Statements = (
     "UPDATE receiver_checkpoint SET head_delivered = 0, batch_last_id = 0",
     "UPDATE receiver_checkpoint SET seal = decode(repeat('00', 32), 'hex')",
@@ -369,7 +369,8 @@ async def services(
 
 async def leave_rows(connection: asyncpg.Connection) -> None:
     """The checkpoint and the ledger of the receiver `m`, as its store writes them."""
-    (moved,) = await connection.fetch(RECEIVER["save"], 1, "m", 0, 5, 5, SEAL.hex(), 2, None)
+    mark = (0, 5, 5, SEAL.hex(), 2, None, [], [])
+    (moved,) = await connection.fetch(RECEIVER["save"], 1, "m", *mark)
     assert moved["head_delivered"] == 5
     await connection.execute(_HELD[RECEIVER_WRITER][1])
 
@@ -404,7 +405,7 @@ async def test_login_goes_on_with_its_own_receiver_and_halts_it(
     await mine.execute(RECEIVER["trim_gaps"], 1, "m", 0)
     assert await catalog.fetchval("SELECT count(*) FROM receiver_gap") == 0
     assert await catalog.fetchval("SELECT reason FROM receiver_halt") == "Forked"
-    await other.fetch(RECEIVER["save"], 1, "n", 0, 5, 5, SEAL.hex(), 2, None)
+    await other.fetch(RECEIVER["save"], 1, "n", 0, 5, 5, SEAL.hex(), 2, None, [], [])
 
 
 @pytest.mark.usefixtures("chain")

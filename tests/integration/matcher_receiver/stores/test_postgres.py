@@ -122,6 +122,6 @@ async def test_statement_of_a_save_itself_never_moves_a_place_back(
     """The second line: what a program of another making sends, the database refuses as well."""
     await store.save(0, mark(10))
     save = load_sql("matcher_receiver", "queries.sql")["save"]
-    values = (chain_id, "matching", 10, 5, 5, "05" * 32, 3, None)
+    values = (chain_id, "matching", 10, 5, 5, "05" * 32, 3, None, [], [])
     assert await admin.fetch(save, *values) == []
     assert await store.load() == mark(10)

@@ -156,7 +156,7 @@ def test_standard_input_that_waits_costs_neither_the_lease_nor_a_clean_end(
 ) -> None:  # fmt: skip
     process = start(
         "sequence", "--chain", chain, "--input", "-", "--input-name", "o.csv",
-        "--batch-rows", 1, "--lease-seconds", "500ms", settings=module_settings,
+        "--batch-rows", 1, "--lease-seconds", "2s", settings=module_settings,
         stdin=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None
