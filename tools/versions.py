@@ -158,14 +158,25 @@ def pyspark(version: str, release: str) -> Place:
     return Place(release, made)
 
 
+def quality(package: str) -> Callable[[str, str], Place]:
+    """The environment of `make setup` with a data quality package, whose page is run there."""
+
+    def prepare(version: str, release: str) -> Place:
+        made = _environment(f"{package}-{version}", Path(sys.executable), f"{package}=={version}.*")
+        read = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
+        return Place(_said_by([made, "-c", read]), made)
+
+    return prepare
+
+
 def _environment(name: str, interpreter: Path, *instead: str) -> Path:
-    """Make one of what the lock file names, but for Spark when there is another `instead`."""
+    """Make one of what the lock file names, and of `instead`, which may be another Spark."""
     folder = WORK / name
     made = folder / "bin" / "python"
     uv: list[str | Path] = [Path(sys.executable).parent / "uv", "--quiet"]
     locked = (ROOT / "constraints-hashed.txt").read_text(encoding="utf-8")
     blocks = re.split(r"^(?=[\w.-]+==)", locked, flags=re.MULTILINE)
-    left_out = ("pyspark==", "py4j==") if instead else ()
+    left_out = ("pyspark==", "py4j==") if "pyspark" in "".join(instead) else ()
     requirements = WORK / f"{name}.txt"
     requirements.write_text(
         "".join(each for each in blocks if not each.startswith(left_out)), encoding="utf-8"
@@ -192,6 +203,7 @@ def _said_by(command: Sequence[str | Path]) -> str:
 _STORE: Final = "tests/contract/test_chain_store.py"
 _SINK: Final = "tests/contract/test_frame_sink.py"
 _SOURCE: Final = "tests/contract/test_frame_source.py"
+_QUALITY: Final = "tests/integration/chain_verifier/dataframe/test_other_checks.py"
 PARTS: Final = (
     Part(
         "PostgreSQL",
@@ -217,6 +229,8 @@ PARTS: Final = (
         ("tests/integration/chain_verifier",),
         pyspark,
     ),
+    Part("dqx", {"0.17": ""}, (_QUALITY,), quality("databricks-labs-dqx")),
+    Part("GX", {"1.24": ""}, (_QUALITY,), quality("great_expectations")),
 )
 
 

@@ -7,6 +7,8 @@ rows of each chain began when it was logged: Spark logs where a first batch ends
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
@@ -35,12 +37,17 @@ if TYPE_CHECKING:
 
 NAME: Final = "orderchain"
 
+_ADMISSION: Final = "pyspark.sql.streaming.datasource"
+BOUNDS_BATCHES: Final = find_spec(_ADMISSION) is not None
+"""True from PySpark 4.2 on: a source may bound the batches of a stream."""
+
 _SOURCES: Final[Mapping[str, Callable[[ChainOptions], RangedRows]]] = {
     "database": DatabaseRows,
     "topic": TopicRows,
     "archive": ArchiveRows,
 }
 
+_LIMIT: Final = "maxRowsPerTrigger"
 _BEGINS: Final = "begins"
 """Name, in a stream's offset, of the place at which the rows of the chains began."""
 
@@ -77,6 +84,8 @@ class ChainReader(DataSourceReader):
     """Reads chains up to where they end when the frame is planned."""
 
     def __init__(self, options: ChainOptions) -> None:
+        if options.trigger_rows is not None:
+            raise SettingError(_LIMIT, options.trigger_rows, "none: spark.read has no triggers")
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -95,10 +104,14 @@ class ChainStreamReader(DataSourceStreamReader):
     def __init__(self, options: ChainOptions) -> None:
         if options.kind != "database":
             raise SettingError("source", options.source, "database, for a stream")
+        if options.trigger_rows is not None and not BOUNDS_BATCHES:
+            raise SettingError(_LIMIT, options.trigger_rows, "none before PySpark 4.2")
         self._options = options
         # The highest that were seen of each chain: a server that answers later may lag.
         self._ends: dict[str, int] = {}
         self._begins: dict[str, int] = {}
+        # Where a query that reads what there is, and no more, ends.
+        self._targets: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return that no chain was read: a first batch begins where its end says.
@@ -108,15 +121,41 @@ class ChainStreamReader(DataSourceStreamReader):
         """
         return {}
 
-    def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where the chains end now, and where they begin; never less than before.
+    def getDefaultReadLimit(self) -> Any:  # noqa: ANN401, N802 - Spark's, from 4.2 on
+        """Return how many rows a batch may have."""
+        rows, admission = self._options.trigger_rows, import_module(_ADMISSION)
+        return admission.ReadAllAvailable() if rows is None else admission.ReadMaxRows(rows)
 
-        After a restart Spark first asks `partitions` for what it logged last, from there to there.
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's, from 4.2 on
+        """Read up to where the chains end now, however many batches that takes."""
+        self._look()
+        self._targets = dict(self._ends)
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self,
+        start: Mapping[str, Any] | None = None,
+        limit: Any = None,  # noqa: ANN401 - a ReadLimit
+    ) -> dict[str, Any]:
+        """Return where the next batch ends, and where the chains begin; never less than before.
+
+        Before PySpark 4.2 it is where the chains end now. After a restart Spark first asks
+        `partitions` for what it logged last, from there to there.
         """
+        self._look()
+        ends = self._ends if self._targets is None else self._targets
+        after = self._begins | {at: last for at, last in (start or {}).items() if at != _BEGINS}
+        # A server that was asked for targets may have lagged behind what was logged before.
+        ends = {number: max(last, after.get(number, 0)) for number, last in ends.items()}
+        rows = getattr(limit, "max_rows", None)
+        if rows is not None:
+            near = DatabaseRows(self._options).bounded(_numbered(after), _numbered(ends), rows)
+            ends = {str(number): last for number, last in near.items()}
+        return ends | {_BEGINS: dict(self._begins)}
+
+    def _look(self) -> None:
         extents = DatabaseRows(self._options).extents(set(_numbered(self._ends)))
         _raise_to(self._ends, {str(number): rows.until_id for number, rows in extents.items()})
         _raise_to(self._begins, {str(number): rows.after_id for number, rows in extents.items()})
-        return self._ends | {_BEGINS: dict(self._begins)}
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[Any]:
         """Return the ranges of pages between two offsets; a chain that is not in `start` begins
@@ -140,6 +179,10 @@ class ChainStreamReader(DataSourceStreamReader):
         return _read(self._options, partition)
 
 
+if BOUNDS_BATCHES:
+    import_module(_ADMISSION).SupportsTriggerAvailableNow.register(ChainStreamReader)
+
+
 def _raise_to(highest: dict[str, int], seen: Mapping[str, int]) -> None:
     highest |= {number: max(last, highest.get(number, 0)) for number, last in seen.items()}
 
@@ -155,7 +198,8 @@ class ChainSource(DataSource):
     `kafka` (the brokers, with `kafka.FIELD` for TLS and logins), `chains` (such as `1,4-6`, default
     all; also as the path), `start` and `until` (ids: rows after the one, up to the other),
     `partitionRows`, `linked` (`true`: rows of the database that do not follow each other are
-    refused). By `spark.readStream`, the database alone.
+    refused). By `spark.readStream`, the database alone, with `maxRowsPerTrigger` (from PySpark 4.2
+    on).
     """
 
     @classmethod

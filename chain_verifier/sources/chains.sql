@@ -25,6 +25,24 @@ SELECT chain_id, max(last_id) AS until_id, sum(row_count)::bigint AS rows
  GROUP BY chain_id, part
  ORDER BY chain_id, part;
 
+-- bounded: up to where $4 rows go of what the chains $1 have after $2 up to $3, batch by batch in the
+-- order of their commits; NULL for a chain none of whose rows is among them
+SELECT chain_id,
+       max(CASE WHEN row_count <= $4 - before THEN last_id
+                ELSE least(last_id, first_id + ($4 - before) - 1) END)
+           FILTER (WHERE before < $4) AS until_id
+  FROM (SELECT r.chain_id, greatest(b.first_id, r.after_id + 1) AS first_id,
+               least(b.last_id, r.until_id) AS last_id, b.row_count,
+               (sum(b.row_count) OVER (ORDER BY b.committed_at, r.chain_id, b.last_id)
+                - b.row_count)::bigint AS before
+          FROM ROWS FROM (pg_catalog.unnest($1::integer[]), pg_catalog.unnest($2::bigint[]),
+                          pg_catalog.unnest($3::bigint[])) AS r (chain_id, after_id, until_id),
+       LATERAL (SELECT * FROM public.chain_batch c
+                 WHERE c.chain_id = r.chain_id AND c.last_id > r.after_id
+                   AND c.first_id <= r.until_id
+                 ORDER BY c.last_id LIMIT $4::bigint) b) s
+ GROUP BY chain_id;
+
 -- batch_ends: the batches of a chain that hold rows after $2 up to $3; with its head, which also
 -- comes without a batch
 SELECT h.chain_id, h.last_id AS head_id, b.last_id, b.epoch

@@ -156,6 +156,28 @@ class DatabaseRows:
                     raise RowsArchived(number, first, boundary_id)
             return self._planned(reading, heads, asked)
 
+    def bounded(
+        self, after: Mapping[int, int], ends: Mapping[int, int], rows: int
+    ) -> dict[int, int]:
+        """Return `ends` that are nearer: at most so many rows of all chains are up to there.
+
+        What was committed first comes first. Raises RetryError where the server lags for too long.
+        """
+        asked = {n: (after.get(n, 0), last) for n, last in ends.items() if after.get(n, 0) < last}
+        if not asked:
+            return dict(ends)
+        columns = [*asked], *([each[i] for each in asked.values()] for i in (0, 1))
+        with ChainReading(self._options.url) as reading:
+            wanted = {number: last for number, (_, last) in asked.items()}
+            reading.reached(wanted, _SQL["chains"], list(wanted))
+            found = {
+                row["chain_id"]: row["until_id"]
+                for row in reading.fetch(_SQL["bounded"], *columns, rows)
+            }
+        # A chain that is not among them has no rows up to its end, which may be between two ids.
+        near = {n: after.get(n, 0) if until is None else until for n, until in found.items()}
+        return dict(ends) | near
+
     def read(self, ranges: Sequence[PageRange]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ranges in their order, over one connection.
 

@@ -24,8 +24,11 @@ _SOURCES: Final = "database, topic, topic:NAME or archive:PLACE"
 _RANGE: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10}))?")
 _KAFKA: Final = "kafka."
 _KNOWN: Final = frozenset(
-    {"source", "url", "kafka", "path", "chains", "start", "until", "partitionrows", "linked"}
-)
+    {
+        "source", "url", "kafka", "path", "chains", "start", "until", "partitionrows", "linked",
+        "maxrowspertrigger",
+    }
+)  # fmt: skip
 
 
 class ChainOptions(Struct, frozen=True, kw_only=True):
@@ -43,6 +46,8 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
     until: int
     """Rows up to this id."""
     partition_rows: int
+    trigger_rows: int | None
+    """At most so many rows in one batch of a stream; None: all that there are."""
     is_linked: bool
     """True: rows of a database that do not follow each other are refused, as for a replay. A
     verification reads them, to report them."""
@@ -57,7 +62,8 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
         kafka = {name: text for name, text in options.items() if name.startswith(_KAFKA)}
         if unknown := sorted(options.keys() - _KNOWN - kafka.keys()):
             expected = (
-                "source, url, kafka, kafka.FIELD, chains, start, until, partitionRows, linked"
+                "source, url, kafka, kafka.FIELD, chains, start, until, partitionRows, linked, "
+                "maxRowsPerTrigger"
             )
             raise SettingError("option", unknown[0], expected)
         chains = options.get("chains") or options.get("path") or "all"
@@ -69,6 +75,7 @@ class ChainOptions(Struct, frozen=True, kw_only=True):
             start=_number(options, "start", 0),
             until=_number(options, "until", ID_MAX),
             partition_rows=max(_number(options, "partitionrows", _PARTITION_ROWS), 1),
+            trigger_rows=_number(options, "maxrowspertrigger", 0) or None,
             is_linked=_flag(options, "linked"),
         )
         found._require_place()

@@ -24,7 +24,7 @@ def test_page_reads_a_chain_and_replays_it(
 ) -> None:
     asyncio.run(store(database, ROWS))
     names: dict[str, Any] = {"spark": spark, "url": role_dsn("auditor")}
-    read, fold, check = [block.text for block in blocks_of(PAGE) if block.language == "python"]
+    read, fold, check, *_ = [block.text for block in blocks_of(PAGE) if block.language == "python"]
     assert len([line for line in read.splitlines() if line]) == 3, "three lines"
     exec(read.replace('load("1")', f'load("{CHAIN_ID}")'), names)  # noqa: S102 - the page's own
     assert names["orders"].count() == len(ROWS)

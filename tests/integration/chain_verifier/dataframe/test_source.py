@@ -6,18 +6,20 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import orderchain.spark
-from chain_kernel.errors import RetryError, RowsArchived, RowsMissing
+from chain_kernel.errors import RetryError, RowsArchived, RowsMissing, SettingError
 from chain_verifier.archive.write_archive import write_archive
+from chain_verifier.dataframe import source
 from chain_verifier.dataframe.fold import Fold
 from chain_verifier.dataframe.frame import verify_frame
 from chain_verifier.dataframe.source import ChainReader, ChainStreamReader
@@ -244,6 +246,7 @@ def test_frame_without_pids_is_judged_by_its_own_rows_after_a_filter_and_a_secon
         ({"source": "topic", "kafka": "127.0.0.1:1", "kafka.colour": "red"}, "colour"),
         ({"source": "archive:/nowhere"}, "/nowhere"),
         ({"chains": "99"}, "99"),
+        ({"maxRowsPerTrigger": "5"}, "spark.read has no triggers"),
     ],
 )
 def test_bad_option_is_named(read: Read, options: dict[str, str], said: str) -> None:
@@ -261,9 +264,9 @@ def ids_in(reader: ChainReader | ChainStreamReader, tasks: Sequence[object]) -> 
 
 async def add_chain(dsn: str, chain_id: int) -> list[int]:
     async with connected(dsn) as connection:
-        chain = await StoredChain.create(connection, chain_id)
-        await chain.commit(10)
-    return chain.chain.ids
+        stored = await StoredChain.create(connection, chain_id)
+        await stored.commit(10)
+    return stored.chain.ids
 
 
 def test_rows_of_a_new_chain_come_once(url: str, database: str) -> None:
@@ -367,6 +370,67 @@ def test_first_batch_that_failed_loses_no_rows_to_the_archive(
     with pytest.raises(PySparkException, match="were archived"):
         run(lambda rows, _: batches.append(rows.count()))
     assert batches == []
+
+
+class AtMost(msgspec.Struct):
+    """As PySpark 4.2 says how many rows a batch may have."""
+
+    max_rows: int
+
+
+def test_batches_of_a_bounded_stream_have_each_row_once(url: str, database: str) -> None:
+    new = asyncio.run(add_chain(database, CHAIN_ID + 1))
+    stream = stream_of(url)
+    at, batches = stream.initialOffset(), list[list[int]]()
+    while (end := stream.latestOffset(at, AtMost(30))) != at:
+        batches.append(ids_in(stream, stream.partitions(at, end)))
+        at = end
+    assert all(0 < len(each) <= 30 for each in batches)
+    assert sorted(chain.from_iterable(batches)) == sorted([id_of(row) for row in ROWS] + new)
+    assert at == stream.latestOffset(at)
+
+
+def test_stream_of_what_is_available_ends_there(url: str, database: str) -> None:
+    stream = stream_of(url)
+    stream.prepareForTriggerAvailableNow()
+    asyncio.run(add_chain(database, CHAIN_ID + 1))
+    end = stream.latestOffset(stream.initialOffset())
+    assert ids_in(stream, stream.partitions({}, end)) == [row.id for row in ROWS]
+    assert stream.latestOffset(end)["7"] == end["7"]
+
+
+@pytest.mark.skipif(
+    source.BOUNDS_BATCHES, reason="this PySpark bounds batches: the next test shows it"
+)
+def test_bound_is_refused_where_spark_would_not_keep_it(url: str) -> None:
+    options = ChainOptions.of({"url": url, "maxRowsPerTrigger": "5"})
+    with pytest.raises(SettingError, match=r"none before PySpark 4\.2"):
+        ChainStreamReader(options)
+
+
+@pytest.mark.skipif(
+    not source.BOUNDS_BATCHES, reason="PySpark before 4.2 bounds no batch (make versions)"
+)
+def test_query_over_what_is_available_takes_bounded_batches(
+    spark: SparkSession, url: str, database: str, tmp_path: Path
+) -> None:
+    orderchain.spark.register(spark)
+    options = {"url": url, "maxRowsPerTrigger": "40"}
+    stream = spark.readStream.format("orderchain").options(**options).load("all")
+    batches: list[list[int]] = []
+
+    def keep(rows: DataFrame, batch: int) -> None:
+        if not batch:
+            asyncio.run(add_chain(database, CHAIN_ID + 1))  # after the query has begun
+        batches.append([row["id"] for row in rows.select("id").collect()])
+
+    run_to_end(
+        stream.writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    assert all(len(each) <= 40 for each in batches), [len(each) for each in batches]
+    assert sorted(chain.from_iterable(batches)) == [row.id for row in ROWS]
 
 
 def test_chains_are_read_within_a_running_loop_as_in_a_notebook(url: str) -> None:
