@@ -122,7 +122,7 @@ class ChainStreamReader(DataSourceStreamReader):
         return {}
 
     def getDefaultReadLimit(self) -> Any:  # noqa: ANN401, N802 - Spark's, from 4.2 on
-        """Return how many rows a batch may have."""
+        """Return the most rows of a batch."""
         rows, admission = self._options.trigger_rows, import_module(_ADMISSION)
         return admission.ReadAllAvailable() if rows is None else admission.ReadMaxRows(rows)
 

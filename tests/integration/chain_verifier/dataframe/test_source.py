@@ -373,7 +373,7 @@ def test_first_batch_that_failed_loses_no_rows_to_the_archive(
 
 
 class AtMost(msgspec.Struct):
-    """As PySpark 4.2 says how many rows a batch may have."""
+    """The bound of a batch, as PySpark 4.2 gives it."""
 
     max_rows: int
 
